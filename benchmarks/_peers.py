@@ -11,6 +11,7 @@ from pathlib import Path
 __all__ = [
     "DIFFPRIVLIB",
     "FLOWER",
+    "JAX_PRIVACY",
     "OPACUS",
     "OPAKE",
     "PFL",
@@ -23,6 +24,7 @@ __all__ = [
 FOLDER = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "anyorder" / "peers"
 OPACUS = ("opacus==1.6.*", "torch==2.13.0")
 FLOWER = ("flwr[simulation]==1.41.*", "ray==2.55.1", "torch==2.13.0")
+JAX_PRIVACY = ("jax-privacy==2.0.0",)
 PFL = ("pfl==0.6.0", "torch==2.13.0")
 DIFFPRIVLIB = ("diffprivlib==0.6.6", "scikit-learn==1.6.1")
 OPAKE = ("opake-dpftrl==0.16.1", "torch==2.13.0")

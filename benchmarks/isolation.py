@@ -1,14 +1,17 @@
-"""Which channels reach beyond a unit's own vector: loops with a known hole, run by this package and by Opacus.
+"""Which channels reach beyond a unit's own vector: loops with a known hole, by this package, Opacus and jax_privacy.
 
     python -m benchmarks.isolation [--json FILE]
 
-Both run the same loops under `anyorder.audit.isolation`. The sums that Opacus makes go through a `Release` in the place
-of its own noise, so that they are seen and both runs are handed the same private gradients. Opacus is as installed.
+All run the same loops under `anyorder.audit.isolation`. The sums that a peer makes go through a `Release` in the place
+of its own noise, so that they are seen and all runs are handed the same private gradients. Opacus is as installed;
+jax_privacy, by `clipped_grad` with its defaults, and optax run in an environment of their own, on the same batches.
 Values that are not finite, or huge, are a loop of their own: elsewhere they would hide what else there is.
 """
 
 import argparse
 import json
+import pickle
+import subprocess
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,6 +32,7 @@ from anyorder.audit import isolation
 from anyorder.audit.faults import patched
 from anyorder.errors import AnyorderError, ArgumentError
 from anyorder.release.release import Release
+from benchmarks._peers import JAX_PRIVACY, interpreter
 
 N, B, EPOCHS, WIDTH, CLASSES, UNIT, LENGTHS = 24, 8, 2, 5, 3, 3, (8, 32, 160)
 RNG = torch.Generator().manual_seed(0)
@@ -164,13 +168,18 @@ def by_anyorder(loop: Loop) -> Callable[[Any, Path], Any]:
 
 
 class Numbered:
-    """A sampler that remembers which examples it gave out."""
+    """A sampler that remembers which examples it gave out.
 
-    def __init__(self) -> None:
+    Args:
+        generator: of the order; None: the global one, which torch's loaders take.
+    """
+
+    def __init__(self, generator: torch.Generator | None = None) -> None:
         self.batches: list[list[int]] = []
+        self._generator = generator
 
     def __iter__(self) -> Iterator[list[int]]:
-        for batch in torch.randperm(N).split(B):
+        for batch in torch.randperm(N, generator=self._generator).split(B):
             self.batches.append(batch.tolist())
             yield self.batches[-1]
 
@@ -213,6 +222,65 @@ def by_opacus(loop: Loop) -> Callable[[Any, Path], Any]:
     return train
 
 
+class Worker:
+    """The process in which jax_privacy runs."""
+
+    def __init__(self) -> None:
+        python, script = interpreter(*JAX_PRIVACY, module="jax_privacy"), Path(__file__).with_name("peers")
+        self._process = subprocess.Popen(
+            [python, script / "isolation_jax_privacy.py"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        self.versions = pickle.load(self._process.stdout)
+
+    def ask(self, word: str, *arguments: Any) -> Any:
+        """What it answers."""
+        pickle.dump((word, arguments), self._process.stdin)
+        self._process.stdin.flush()
+        return pickle.load(self._process.stdout)
+
+    def end(self) -> None:
+        """Let it end."""
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def weights_of(kind: str) -> dict[str, Any]:
+    """First weights of a model of jax_privacy's side."""
+    shapes = {"w": (6, CLASSES), "b": (CLASSES,), "v": (WIDTH, 6), "c": (6,)} if kind == "mlp" else (
+        {"w": (WIDTH, CLASSES), "b": (CLASSES,)} if kind == "flat" else
+        {"embed": (9, 6), "w": (6, CLASSES), "b": (CLASSES,)}
+    )  # fmt: skip
+    return {name: (0.5 * torch.randn(shape)).numpy() for name, shape in sorted(shapes.items())}
+
+
+def by_jax_privacy(worker: Worker, loop: Loop) -> Callable[[Any, Path], Any]:
+    """The loop as a private run of jax_privacy, in an order of its own."""
+    kind = loop.get("text") or ("flat" if loop.get("flat") else "mlp")
+    optimizer = "plateau" if loop.get("plateau") else "polyak" if loop.get("closure") else "sgd"
+    told = {"kind": kind, "optimizer": optimizer, "scale": loop.get("scale", 1.0), "hardest": "loss" in loop,
+            "clip_norm": PLAN.clip_norm}  # fmt: skip
+
+    def train(rows: Any, folder: Path) -> Any:
+        params, sampler = weights_of(kind), Numbered(torch.Generator().manual_seed(1))  # its samplers have one too
+        worker.ask("begin", told, params)
+        release = Release(PLAN, sum(value.size for value in params.values()))
+        collate = padded if "text" in loop else None
+        loader = DataLoader(loop.get("data", list)(rows), batch_sampler=sampler, collate_fn=collate)
+        for _ in range(EPOCHS):
+            for x, y in loader:
+                sums = worker.ask("sum", x.numpy(), y.numpy())
+                whole = torch.cat([torch.from_numpy(sums[name].copy()).reshape(-1) for name in params])
+                private = release.take(sorted(sampler.batches[-1]), [whole])[0]
+                parts = private.split([value.size for value in params.values()])
+                params = worker.ask("update", {
+                    name: part.numpy().reshape(params[name].shape) for name, part in zip(params, parts, strict=True)
+                })  # fmt: skip
+        return params
+
+    return train
+
+
 def outcome(train: Callable[[Any, Path], Any], loop: Loop) -> dict[str, Any]:
     """What the harness says of a loop: nothing found, refused, or the channels with the largest distance."""
     rows, kinds = TEXTS if "text" in loop else ROWS, loop.get("kinds", USUAL + (LENGTHENED if "text" in loop else ()))
@@ -240,14 +308,22 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
-    found = {name: {"anyorder": outcome(by_anyorder(loop), loop), "Opacus": outcome(by_opacus(loop), loop)}
-             for name, loop in LOOPS.items()}  # fmt: skip
-    print(f"| what a loop has | anyorder | Opacus {opacus.__version__} |\n|---|---|---|")
-    for name, both in found.items():
-        cells = [f"{one['outcome']}{_far(one.get('distance'))}" for one in both.values()]
-        print(f"| {name} | {cells[0]} | {cells[1]} |")
+    worker = Worker()
+    found = {
+        name: {
+            "anyorder": outcome(by_anyorder(loop), loop), "Opacus": outcome(by_opacus(loop), loop),
+            "jax_privacy": outcome(by_jax_privacy(worker, loop), loop),
+        } for name, loop in LOOPS.items()
+    }  # fmt: skip
+    worker.end()
+    versions = {"opacus": opacus.__version__, **worker.versions}
+    print(f"| what a loop has | anyorder | Opacus {opacus.__version__} | jax_privacy {versions['jax_privacy']} |")
+    print("|---|---|---|---|")
+    for name, each in found.items():
+        cells = [f"{one['outcome']}{_far(one.get('distance'))}" for one in each.values()]
+        print(f"| {name} | {' | '.join(cells)} |")
     if arguments.json is not None:
-        arguments.json.write_text(json.dumps({"opacus": opacus.__version__, "found": found}, indent=1) + "\n")
+        arguments.json.write_text(json.dumps({**versions, "found": found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

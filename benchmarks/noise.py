@@ -32,12 +32,11 @@ from anyorder.noise.compiled import kernel
 from anyorder.noise.discrete import GridStream
 from anyorder.strategy import BLT, BandedInverse, Independent, Strategy, ToeplitzBanded, Tree
 from anyorder.workload import prefix_sum
-from benchmarks._peers import OPAKE, interpreter
+from benchmarks._peers import JAX_PRIVACY, OPAKE, interpreter
 from benchmarks._report import Row, judged, options, show
 from benchmarks.noise_statistics import statistics
 from benchmarks.peers import torch_noise
 
-JAX_PRIVACY = ("jax-privacy==2.0.0",)
 DECAYS, SCALES = [0.99, 0.9, 0.6, 0.2], [0.02, 0.05, 0.1, 0.1]
 N = 1 << 20  # steps of a plan: more than are run
 WARM = 66  # steps before a banded stream is full

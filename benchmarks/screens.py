@@ -39,7 +39,7 @@ def problem() -> list[tuple[str, Any]]:
 
     dataset = TensorDataset(torch.zeros(EXAMPLES, 1))
     source = ao.noise.NoiseSource.random()
-    coins = ao.sampling.PoissonBatchSampler(EXAMPLES, BATCH / EXAMPLES, EXAMPLES // BATCH, source)
+    coins = ao.sampling.samplers.PoissonBatchSampler(EXAMPLES, BATCH / EXAMPLES, EXAMPLES // BATCH, source)
     loaders: dict[str, DataLoader[Any]] = {
         "secret coins for each\nexample and step": DataLoader(dataset, batch_sampler=coins),
         "shuffle=True": DataLoader(dataset, batch_size=BATCH, shuffle=True),

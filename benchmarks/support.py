@@ -135,7 +135,7 @@ def _server(order: str) -> str:
 
 
 def _learner(order: str) -> str:
-    learner = ao.online.Learner(plan(order), (3, 1), loss=ao.online.Hinge(), regularization=1.0)
+    learner = ao.online.Learner(plan(order), (3, 1), loss="hinge", regularization=1.0)
     units = learner.release.sample(EXAMPLES) if learner.plan.participation.secret else np.arange(BATCH)
     learner.step(units, np.ones((len(units), 3)), np.ones(len(units)))
     return "yes"

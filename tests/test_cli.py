@@ -256,7 +256,7 @@ def test_verify_says_what_was_checked(run_folder):
     for phrase in ("recomputed", "not checked: that the noise was added", "verified: this certificate"):
         assert phrase in shown.stdout
     assert "every unit kept" not in shown.stdout  # that is in no public file
-    backed = invoke("verify", folder / "run.privacy.json", "--evidence", folder / "run.evidence.json")
+    backed = invoke("verify", folder / "run.privacy.json", "--evidence", folder / "secret" / "run.evidence.json")
     assert backed.exit_code == 0
     for phrase in ("every unit kept to the order in all 3 steps", "the one that the certificate was made of"):
         assert phrase in backed.stdout
@@ -272,7 +272,7 @@ def test_verify_says_what_was_checked(run_folder):
 
 def test_verify_shows_a_receipts_steps_and_mu(run_folder, tmp_path):
     path = run_folder[0] / "run.privacy.json"
-    evidence = anyorder.verify(path, evidence=run_folder[0] / "run.evidence.json").evidence
+    evidence = anyorder.verify(path, evidence=run_folder[0] / "secret" / "run.evidence.json").evidence
     unit = list(evidence.ledger.history())[1][0]
     own = evidence.receipt(unit)
     own.save(tmp_path / "mine.json")

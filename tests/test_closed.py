@@ -72,7 +72,7 @@ OBJECTS = {
     "poisson": PoissonSampling(N, 0.5),
     "workload": ao.workload.momentum(N, 0.9, np.linspace(1, 0.5, N)),
     "custom": ao.workload.custom(np.tri(N)),
-    "weighted": ao.workload.last_iterate(ao.workload.momentum(N, 0.5)),
+    "weighted": ao.workload.weighted(ao.workload.momentum(N, 0.5), np.eye(N)[-1]),
 }
 
 

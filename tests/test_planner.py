@@ -20,11 +20,11 @@ from anyorder.participation import BallsInBins, EpochShuffle, FixedOrder, Poisso
 from anyorder.participation.registry import WORDS, OrderWord
 from anyorder.plan import options
 from anyorder.plan.planner import plan_at_sigma, with_budget
-from anyorder.sampling import PoissonBatchSampler
+from anyorder.sampling.samplers import PoissonBatchSampler
 from anyorder.strategy import BLT, Dense, Independent, Tree
 from anyorder.strategy.base import Combination
 from anyorder.strategy.tree import fit_tree
-from anyorder.workload import Workload, cosine, custom, last_iterate, prefix_sum
+from anyorder.workload import Workload, cosine, custom, prefix_sum, weighted
 from anyorder.workload.given import GivenWorkload
 from plans import flat_plan
 
@@ -99,9 +99,10 @@ def test_a_workload_of_ones_own():
     assert small(workload=A, mechanism="dense").workload == A
     assert type(small(workload=A, mechanism="dense").strategy) is Dense
     work = Workload(30, momentum=0.9, learning_rates=cosine(30), weight_decay=0.01)
-    chosen = small(workload=last_iterate(work), mechanism="blt, 1 buffer")
-    assert chosen.workload == last_iterate(work)
-    assert chosen.strategy == fit("blt", last_iterate(work), ORDER, buffers=1)
+    work = weighted(work, np.eye(30)[-1])  # of the last iterate
+    chosen = small(workload=work, mechanism="blt, 1 buffer")
+    assert chosen.workload == work
+    assert chosen.strategy == fit("blt", work, ORDER, buffers=1)
 
 
 def sgd(**options):

@@ -27,7 +27,7 @@ from anyorder.participation import (
 from anyorder.plan.compare import ANY, OrderComparison
 from plans import flat_plan
 
-ASKED = {"dataset_size": 400, "batch_size": 40, "epochs": 2, "epsilon": 2.0, "delta": 1e-5}
+ASKED = {"dataset_size": 160, "batch_size": 40, "epochs": 2, "epsilon": 2.0, "delta": 1e-5}
 QUICK = tuple(word for word in ANY if word not in ("balls-in-bins", "random-allocation"))  # whose claims take seconds
 
 
@@ -42,7 +42,7 @@ def test_rows_are_plans_at_one_budget_least_error_first(compared: OrderCompariso
     for row in compared.rows:
         assert row.error == row.plan.noise_error()
         assert 2.0 * (1 - 1e-2) <= row.plan.epsilon <= 2.0
-        assert (row.plan.batch_size, row.plan.n) == (40, 20)
+        assert (row.plan.batch_size, row.plan.n) == (40, 8)
         assert (row.known_epsilon is not None) == row.needs.secrecy == row.plan.participation.secret
         assert row.known_epsilon is None or row.known_epsilon >= row.plan.epsilon
     assert compared.best == compared.rows[0].plan
@@ -59,7 +59,7 @@ def test_the_table_says_all_of_it(compared: OrderComparison) -> None:
         assert row.needs.access in line
         assert ("secret" in line) == row.needs.secrecy
         assert row.known_epsilon is None or rounded_up(row.known_epsilon, 3) in line
-    assert "epsilon 2 at delta 1e-05, 20 steps of 40" in text
+    assert "epsilon 2 at delta 1e-05, 8 steps of 40" in text
     assert json.loads(json.dumps(compared.to_dict()))["orders"][0]["order"] == compared.rows[0].order
 
 
@@ -98,9 +98,9 @@ def test_arguments_of_one_order_go_to_it_alone(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(importlib.import_module("anyorder.plan.compare"), "ANY", QUICK)
     asked = {**ASKED, "mechanism": "independent"}
     found = ao.compare(["fixed", ao.order("cyclic-poisson", cycle=2)], **asked)
-    assert {row.plan.participation for row in found.rows} == {FixedOrder(20, 2, 10), CyclicPoisson(20, 2, 0.2)}
-    whole = ao.compare(ao.order("any", cycle=2, drop_last=True), **{**asked, "dataset_size": 410})
-    assert {row.plan.n for row in whole.rows} == {20}
+    assert {row.plan.participation for row in found.rows} == {FixedOrder(8, 2, 4), CyclicPoisson(8, 2, 0.5)}
+    whole = ao.compare(ao.order("any", cycle=2, drop_last=True), **{**asked, "dataset_size": 170})
+    assert {row.plan.n for row in whole.rows} == {8}
     assert {row.plan.participation.cycle for row in whole.rows if row.order.startswith("cyclic")} == {2}
 
 
@@ -110,10 +110,11 @@ def test_the_cycle_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("anyorder.optimize.amplified.rough_poisson", guessed)
     monkeypatch.setattr("anyorder.accounting.poisson.calibrate_poisson", guessed)
-    found = ao.plan(order="cyclic-poisson", **ASKED)
+    asked = {**ASKED, "dataset_size": 400}
+    found = ao.plan(order="cyclic-poisson", **asked)
     assert isinstance(found.participation, CyclicPoisson)
     assert 1 < found.participation.cycle < 10
-    given = [flat_plan(order="cyclic-poisson", cycle=cycle, **ASKED).noise_error() for cycle in (1, 10)]
+    given = [flat_plan(order="cyclic-poisson", cycle=cycle, **asked).noise_error() for cycle in (1, 10)]
     assert found.noise_error() < min(given)
 
 

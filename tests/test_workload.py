@@ -149,9 +149,6 @@ def test_weights_multiply_the_rows() -> None:
     np.testing.assert_array_equal(W.weighted(A, weights).matrix(), weights[:, None] * A.matrix())
     np.testing.assert_array_equal(W.weighted(W.weighted(A, weights), weights).weights, weights**2)
     assert (A.weights == 1).all()
-    last = W.last_iterate(A).matrix()
-    np.testing.assert_array_equal(last[-1], A.matrix()[-1])
-    assert not last[:-1].any()
     custom = W.weighted(W.custom(np.tri(5)), weights)
     np.testing.assert_array_equal(custom.matrix(), weights[:, None] * np.tri(5))
     assert not W.weighted(W.prefix_sum(5), weights + 1).is_prefix_sum
@@ -163,7 +160,7 @@ def test_saved_and_loaded_alike() -> None:
     for A in [
         W.prefix_sum(4),
         long,
-        W.last_iterate(W.momentum(7, 0.9, W.cosine(7))),
+        W.weighted(W.momentum(7, 0.9, W.cosine(7)), np.eye(7)[-1]),
         W.Workload(5, momentum=0.9, weight_decay=0.1, coupled=False, nesterov=True),
         W.custom(np.tril(np.random.default_rng(0).random((6, 6)))),
         W.weighted(W.custom(np.tri(3)), [1, 2, 3]),

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import anyorder as ao
-from anyorder.audit import Canaries, as_released, epsilon_lower_bound, plant, scores, worst_steps
-from anyorder.audit.canaries import visible
+from anyorder.audit import Canaries, epsilon_lower_bound, plant, scores
+from anyorder.audit.canaries import as_released, visible, worst_steps
 from anyorder.participation import EpochShuffle, FixedOrder
 from anyorder.patterns import Participation
 from anyorder.strategy import BandedInverse, SquareRoot, Strategy, ToeplitzBanded, Tree

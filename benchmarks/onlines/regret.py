@@ -25,7 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import anyorder as ao
-from anyorder.online import Ball, Learner, LeastSquares, Logistic, Squared, best_regularization, regret_bound
+from anyorder.online import Ball, Learner, LeastSquares, best_regularization, regret_bound
+from anyorder.online.losses import Logistic, Squared
 from anyorder.strategy import Independent, SquareRoot
 from benchmarks._report import Row
 

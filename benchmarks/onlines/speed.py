@@ -36,7 +36,7 @@ def _ours(x: np.ndarray, y: np.ndarray) -> float:
     plan = ao.plan(dataset_size=len(x), batch_size=256, epochs=1, epsilon=1, delta=1e-6, mechanism="blt, 2 buffers")
     best = np.inf
     for _ in range(3):
-        with ao.online.Learner(plan, (100, 1), loss=ao.online.Logistic(), regularization=100.0) as learner:
+        with ao.online.Learner(plan, (100, 1), loss="logistic", regularization=100.0) as learner:
             began = time.process_time()
             for first in range(0, len(x), 256):
                 part = slice(first, min(first + 256, len(x)))

@@ -91,9 +91,7 @@ def _images() -> tuple[NDArray[Any], NDArray[Any]]:
 def _trial(settings: dict[str, Any], plan: ao.Plan, folder: Path) -> ao.budget.Trial:
     x, y = _images()
     key = sha256(folder.name.encode()).digest()  # the same numbers in every measurement: never so on private data
-    learner = ao.online.Learner(
-        plan, (64, 10), loss=ao.online.Softmax(10), regularization=settings["regularization"], key=key
-    )
+    learner = ao.online.Learner(plan, (64, 10), loss="softmax", regularization=settings["regularization"], key=key)
     for step in range(plan.n):
         here = np.arange(step * plan.batch_size, (step + 1) * plan.batch_size) % IMAGES
         learner.step(here.tolist(), x[here], y[here])

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from anyorder.noise import NoiseSource
-from anyorder.sparse import select_counts, select_top
+from anyorder.sparse.select import select_counts, select_top
 from benchmarks._report import Row, seconds
 
 TOUCHED, CHOSEN, STEPS = 200, 100, 50

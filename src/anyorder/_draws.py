@@ -87,7 +87,7 @@ def in_bins(bins: Integers, b: int) -> list[Integers]:
 
 
 def threshold_of(probability: float, bits: int) -> int:
-    """floor(probability 2^bits), above which no word of a coin that falls may lie. Raises ArgumentError for 0."""
+    """floor(probability 2^bits), below which the word of a draw takes a unit. Raises ArgumentError for 0."""
     threshold = int(Fraction(probability) * 2**bits)
     if threshold == 0:
         raise ArgumentError(f"sampling_probability must be at least 2^-{bits}, got {probability!r}")
@@ -112,7 +112,7 @@ def words(source: NoiseSource, row: int, size: int) -> Words:
 
 
 def below(drawn: Words, probability: float) -> NDArray[np.bool_]:
-    """Coins that fall with the probability."""
+    """Draws that take with the probability."""
     return drawn <= np.uint64(threshold_of(probability, 64) - 1)
 
 
@@ -132,6 +132,6 @@ def uniform_integers(source: NoiseSource, rows: int, count: int, number: int) ->
 
 
 def tossed_ratios(exponents: Floats, q: Floats | float) -> Floats:
-    """log(1 - q + q e^x), of a coin for each step and canary."""
+    """log(1 - q + q e^x), of a draw for each step and canary."""
     with np.errstate(divide="ignore"):
         return np.asarray(np.logaddexp(np.log1p(-np.asarray(q)), np.log(q) + exponents))

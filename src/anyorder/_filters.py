@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+import scipy  # loads a part of it when it is first asked for
 from numpy.typing import NDArray
 
 __all__ = ["fftconvolve", "lfilter"]
@@ -12,13 +13,9 @@ Floats = NDArray[np.float64]
 
 def lfilter(b: Any, a: Any, x: Floats, axis: int = -1) -> Floats:
     """As `scipy.signal.lfilter`: the rational filter b / a along an axis."""
-    from scipy import signal
-
-    return np.asarray(signal.lfilter(b, a, x, axis=axis))
+    return np.asarray(scipy.signal.lfilter(b, a, x, axis=axis))
 
 
 def fftconvolve(first: Floats, second: Floats) -> Floats:
     """As `scipy.signal.fftconvolve`: the full convolution."""
-    from scipy import signal
-
-    return np.asarray(signal.fftconvolve(first, second))
+    return np.asarray(scipy.signal.fftconvolve(first, second))

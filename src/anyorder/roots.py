@@ -7,6 +7,8 @@ condition held.
 import math
 from collections.abc import Callable
 
+import scipy  # its root finding, slow to load, when it is first asked for
+
 _STEP = 0.5  # the longest of a search by secants
 _STEEPER = 3.0  # a slope may be so many times as much as it was; else the function jumps there
 
@@ -63,9 +65,7 @@ def crossing(
     value: Callable[[float], float], low: float, high: float, *, absolute: float, relative: float = 2.0**-50
 ) -> float:
     """A root between two places of unlike signs, by Brent's method; what it ends on may be on either side."""
-    from scipy.optimize import brentq  # slow to load
-
-    return float(brentq(value, low, high, xtol=absolute, rtol=relative))
+    return float(scipy.optimize.brentq(value, low, high, xtol=absolute, rtol=relative))
 
 
 def just_below(

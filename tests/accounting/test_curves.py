@@ -9,10 +9,11 @@ from scipy.stats import norm
 
 import anyorder as ao
 from accounting.oracle import epsilon_of
-from anyorder.accounting import Gaussian, Sampled, compose_mus, gdp_delta, gdp_epsilon
+from anyorder.accounting import Gaussian, Sampled, gdp_delta, gdp_epsilon
 from anyorder.accounting.amplification.claims import Amplified
 from anyorder.accounting.amplification.methods import Pld
 from anyorder.accounting.curves import Composed, _part, compose
+from anyorder.accounting.gaussian import compose_mus
 from anyorder.errors import ArgumentError
 from anyorder.participation import TruncatedPoisson
 from anyorder.plan.planner import plan_at_sigma

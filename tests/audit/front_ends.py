@@ -18,8 +18,9 @@ from anyorder.clipping.clip_rules import Cut
 from anyorder.federated import Layout, Server
 from anyorder.federated.server import Round
 from anyorder.noise.lazy import Jumps
-from anyorder.online import Hinge, Learner, LeastSquares, sums
+from anyorder.online import Learner, LeastSquares, sums
 from anyorder.online import learner as ftrl
+from anyorder.online.losses import Hinge
 from anyorder.release.release import SharedNoise, TableNoise
 from anyorder.sparse import Uniform
 from anyorder.training.engine import Training

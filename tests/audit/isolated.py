@@ -254,7 +254,7 @@ TRAINING = {
 # -- trainers ----------------------------------------------------------------------------------------------------------
 
 
-def hugging_face(rows, folder, pad_to=None, released=None):
+def hugging_face(rows, folder, pad_to=None, released=None, like=None):
     import transformers
 
     from anyorder.training.trainers.huggingface import PrivateTrainer
@@ -272,7 +272,7 @@ def hugging_face(rows, folder, pad_to=None, released=None):
     data = [{"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": y} for ids, y in rows]
     trainer = PrivateTrainer(
         transformers.BertForSequenceClassification(config), arguments, train_dataset=data, plan=planned(),
-        data_collator=words_and_masks, pad_to=pad_to, released=released,
+        data_collator=words_and_masks, pad_to=pad_to, like=like, released=released,
     )  # fmt: skip
     with stopped():
         done = trainer.train()
@@ -286,6 +286,12 @@ def hugging_face_texts(rows, folder):
 
 def hugging_face_measured(rows, folder):
     return hugging_face(rows, folder, pad_to=LENGTHS, released=RELEASED)
+
+
+def hugging_face_odd_texts(rows, folder):
+    ids = torch.zeros(8, dtype=torch.int64)
+    like = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": torch.tensor(0)}
+    return hugging_face(rows, folder, pad_to=LENGTHS, like=like)
 
 
 def words_and_masks(batch):
@@ -339,6 +345,9 @@ TRAINERS = {
     "Hugging Face, texts": Isolated(hugging_face_texts, TEXTS, {"rows": (UNIT,), "secret": SECRET_OF_TRAINER}),
     "Hugging Face, a released loss": Isolated(hugging_face_measured, TEXTS,
         {"rows": (UNIT,), "secret": SECRET_OF_TRAINER}),
+    "Hugging Face, texts that do not fit": Isolated(hugging_face_odd_texts, TEXTS, {"rows": (UNIT,),
+        "secret": SECRET_OF_TRAINER, "others": [Neighbour(f"odd {i}", [odd if j == UNIT else row for j, row in
+            enumerate(TEXTS)]) for i, odd in enumerate(ODD[:2])]}),
     "Lightning": Isolated(lightning, ROWS),
     "Lightning, a released loss": Isolated(lightning_measured, ROWS),
 }  # fmt: skip
@@ -360,9 +369,8 @@ def module_of(name, **functions):
 # Of model.pt what is in it counts: in its bytes is the name that it was written under, which is random.
 SECRET = (
     "*model.pt",
-    "checkpoint.pt*",
-    "*/checkpoint.pt*",
-    ".checkpoint.pt*",
+    "*/secret/*",
+    "secret/*",
     "*.journal",
     "*evidence*",
     "*.lock",

@@ -80,7 +80,7 @@ def test_strategies_as_elsewhere(strategy) -> None:
     canaries = ao.audit.Canaries(size=5, count=3, dimension=5, seed=1)
     released, steps = RNG.standard_normal((8, 5)), [[0, 4], [1, 5], [3, 7]]
     audited = rows(released, canaries=canaries, included=[1, 0, 1], steps=steps, strategy=strategy)
-    streamed = ao.audit.scores(released, ao.audit.as_released(strategy), steps, canaries)
+    streamed = ao.audit.scores(released, ao.audit.canaries.as_released(strategy), steps, canaries)
     np.testing.assert_allclose(audited.scores, streamed, atol=1e-10)
 
 
@@ -322,7 +322,7 @@ def test_a_program_that_forgot_its_noise_is_refuted_and_no_error(tmp_path: Path)
         ({"noise_std": [1.0, 2.0]}, "noise_std must be one value"),
         ({"included": 1}, "included must be arrays"),
         ({"noise_std": 0.0}, "noise_std must be above 0"),
-        ({"included": [1, 0, 1]}, "one for each of 3 coins"),
+        ({"included": [1, 0, 1]}, "one for each of 3 draws"),
         ({"included": [1, 2]}, "0 and 1"),
         ({"canaries": [0, 3]}, "one beyond"),
         ({"canaries": [0, 0]}, "distinct"),

@@ -116,21 +116,21 @@ def test_random_directions_are_even_over_the_sphere():
 
 def test_coins_are_fair_and_do_not_follow_from_the_vectors():
     canaries = Canaries(20_000, 20_000, 20_000, 7)
-    coins = canaries.coins(KEY)
+    coins = canaries.draw(KEY)
     assert coins.dtype == np.bool_
     assert abs(coins.mean() - 0.5) < 5 / np.sqrt(4 * 20_000)
-    np.testing.assert_array_equal(coins, canaries.coins(KEY))
-    free = [canaries.coins() for _ in range(3)]
+    np.testing.assert_array_equal(coins, canaries.draw(KEY))
+    free = [canaries.draw() for _ in range(3)]
     assert all(0.4 < (free[0] == other).mean() < 0.6 for other in (coins, *free[1:]))
     sign = np.array([canaries.vector(c).sum() > 0 for c in range(500)])
     assert 0.35 < (sign == coins[:500]).mean() < 0.65
     with pytest.raises(ArgumentError, match="key must be 32 bytes"):
-        canaries.coins(b"short")
+        canaries.draw(b"short")
 
 
 @pytest.mark.parametrize("key", [KEY, None], ids=["of a key", "of the system"])
 def test_no_coin_tells_the_next(key):
-    coins = Canaries(20_000, 20_000, 20_000, 7).coins(key)
+    coins = Canaries(20_000, 20_000, 20_000, 7).draw(key)
     for lag in (1, 2, 3, 4, 8, 32, 10_000):
         agree = (coins[lag:] == coins[:-lag]).mean()
         assert abs(agree - 0.5) < 6 / np.sqrt(4 * (20_000 - lag)), lag

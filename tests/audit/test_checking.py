@@ -400,7 +400,7 @@ def test_units_of_several_examples():
 
 def test_poisson_sampling_of_our_own_holds():
     """For one epoch: a DataLoader does not tell a batch sampler the epoch."""
-    sampler = ao.sampling.PoissonBatchSampler(N, 0.05, 20, NoiseSource(b"k" * 32))
+    sampler = ao.sampling.samplers.PoissonBatchSampler(N, 0.05, 20, NoiseSource(b"k" * 32))
     found = check(DataLoader(DATA, batch_sampler=sampler), epochs=1, accountant="prv")
     assert found.holds
     assert found.true == poisson_epsilon(1.0, 0.05, 20, DELTA)
@@ -414,7 +414,7 @@ def test_poisson_sampling_of_our_own_holds():
 
 def test_poisson_coins_that_come_again_are_counted_as_often():
     """Three epochs of the same 20 batches: a unit's part is that of 20 steps of three times the squared length."""
-    ours = ao.sampling.PoissonBatchSampler(N, 0.05, 20, NoiseSource(b"k" * 32))
+    ours = ao.sampling.samplers.PoissonBatchSampler(N, 0.05, 20, NoiseSource(b"k" * 32))
     draws = Draws(PoissonSampling(20, 0.05), N, NoiseSource(b"k" * 32))
     secret = SecretBatchSampler(draws, Owned.each_its_own(np.arange(N)))
     for sampler in (ours, secret):

@@ -189,7 +189,7 @@ def test_a_front_end_without_a_seam_must_say_so():
     with pytest.raises(ArgumentError, match="sampled="):
         audit_front_end(bare, BY_NAME["larger sampling probability"])
     with pytest.raises(ArgumentError, match="bins="):
-        audit_front_end(bare, BY_NAME["coins of another run"])
+        audit_front_end(bare, BY_NAME["draws of another run"])
     with pytest.raises(AssertionError, match="does not find"):
         Case(core, Fault("none", harmless)).check()
 

@@ -94,7 +94,7 @@ def test_bins_are_drawn_once_and_allocations_in_each_epoch():
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_coins_of_another_run_are_found(name):
+def test_draws_of_another_run_are_found(name):
     there = drawn(RULES[name], 3)
     law = order_law(there, RULES[name], there)
     assert law.p_values["other run"] < 1e-6

@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader
 import anyorder as ao
 from anyorder.accounting import Gaussian, Sampled
 from anyorder.app import AuditSummary
-from anyorder.audit import Canaries, plant, random_steps, scores, worst_steps
-from anyorder.audit.canaries import sampled_scores, visible
+from anyorder.audit import Canaries, plant, scores
+from anyorder.audit.canaries import as_released, random_steps, sampled_scores, visible, worst_steps
 from anyorder.audit.result import Audited
 from anyorder.errors import ArgumentError, ParticipationError, TrainingError
 from anyorder.ledger import Ledger
@@ -83,7 +83,7 @@ def test_the_release_is_the_planned_one_and_the_canaries(name):
         added = plan.clip_norm * CANARIES.sum(planted.included) * (t in steps)
         np.testing.assert_allclose(row - plain, added / plan.batch_size, atol=1e-12)
     result = planted.result()
-    strategy = ao.audit.as_released(plan.strategy)
+    strategy = as_released(plan.strategy)
     expected = plan.batch_size * scores(rows, strategy, steps, CANARIES)
     np.testing.assert_allclose(result.scores, expected, rtol=1e-9)
     assert (result.included == planted.included).all()
@@ -106,7 +106,7 @@ def test_scores_under_noise_alone_are_standard(name):
         release.step([], np.zeros(600))
     result = planted.result()
     inside, outside = (result.scores[result.included == side] / result.noise_std for side in (True, False))
-    seen = visible(ao.audit.as_released(plan.strategy), [planted.steps[0]])[0] * plan.clip_norm / plan.noise_std
+    seen = visible(as_released(plan.strategy), [planted.steps[0]])[0] * plan.clip_norm / plan.noise_std
     assert seen <= result.mus[0] * (1 + 1e-9)
     for part, mean in ((inside, seen), (outside, 0)):
         assert abs(part.mean() - mean) < 5 / np.sqrt(len(part))
@@ -129,6 +129,15 @@ def test_totals_and_released_rows_are_kept_where_asked_for(dtype):
     for name in ("totals", "released"):
         with pytest.raises(ArgumentError, match=r"totals=True"):
             getattr(planted, name)
+
+
+def test_random_steps_are_allowed_and_not_the_worst_alone():
+    plan = claim()
+    planted, _ = run(plan, steps="random")
+    assert all(plan.participation.pattern.allows(own) for own in planted.steps)
+    assert len(set(planted.steps)) > 1 == len(set(run(plan)[0].steps))
+    with pytest.raises(ArgumentError, match="steps must be one of 'random'"):
+        run(plan, steps="worst")
 
 
 def test_totals_of_some_coordinates_are_kept_which_nobody_knows_beforehand():

@@ -140,21 +140,21 @@ def test_coins_and_steps_and_places_of_canaries_are_drawn_by_keys_of_their_own(m
             return through(source, *given, **named)
 
         monkeypatch.setattr(NoiseSource, name, read)
-    monkeypatch.setattr(Canaries, "coins", under("coins", Canaries.coins))
+    monkeypatch.setattr(Canaries, "draw", under("who is in", Canaries.draw))
     monkeypatch.setattr(planted_of, "drawn_steps", under("steps", planted_of.drawn_steps))
     monkeypatch.setattr(planted_of, "drawn", under("places", planted_of.drawn))
     found = []
     for _ in range(2):
         keys.clear()
         run(planned("bins"), Canaries(50, 50, 50, 9), key=key, coins=key, totals=10)
-        assert set(keys) == {"coins", "steps", "places", "others"}
+        assert set(keys) == {"who is in", "steps", "places", "others"}
         found.append({purpose: frozenset(own) for purpose, own in keys.items()})
     for one in found:
         assert len(frozenset().union(*one.values())) == sum(map(len, one.values()))
-        assert all(len(one[purpose]) == 1 for purpose in ("coins", "steps", "places"))
+        assert all(len(one[purpose]) == 1 for purpose in ("who is in", "steps", "places"))
         if key is not None:
             assert not frozenset().union(*one.values()) & {key}  # each is derived from it
-    for purpose in ("coins", "steps", "places"):
+    for purpose in ("who is in", "steps", "places"):
         assert (found[0][purpose] == found[1][purpose]) is (key is not None)
 
 

@@ -59,7 +59,7 @@ def test_an_audit_whose_coins_are_all_alike_says_that_nothing_was_tested(curve, 
         assert not given.refuted()
         told = str(given)
         assert told.endswith(f"\n{given.alike}")
-        assert given.alike.startswith("nothing was tested by scores: all coins fell alike")
+        assert given.alike.startswith("nothing was tested by scores: all draws came out alike")
         assert words in told
         verdict = str(AuditSummary.of(given)).splitlines()[-1]
         assert verdict.split(maxsplit=1) == ["verdict", f"not refuted, and {given.alike}"]

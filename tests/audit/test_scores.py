@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from anyorder.audit import Canaries, as_released, scores
-from anyorder.audit.canaries import Scorer, forward, sampled_scores, visible
+from anyorder.audit import Canaries, scores
+from anyorder.audit.canaries import Scorer, as_released, forward, sampled_scores, visible
 from anyorder.errors import ArgumentError, PlanError, TrainingError
 from anyorder.strategy import BandedInverse, Independent, SquareRoot, Tree
 from anyorder.strategy.registry import KINDS

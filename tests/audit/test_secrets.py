@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from anyorder.accounting import Gaussian, Sampled
-from anyorder.audit import Memorised, Secrets, group_curve
-from anyorder.audit.secrets import chi_squared, exposure
+from anyorder.audit import Memorised, Secrets
+from anyorder.audit.secrets import chi_squared, exposure, group_curve
 from anyorder.errors import ArgumentError
 
 KEY = bytes(range(32))
@@ -60,9 +60,9 @@ def test_phrases_are_uniform_and_a_function_of_the_seed():
 
 def test_coins_are_fair_and_no_function_of_the_seed():
     secrets = Secrets(10_000, vocabulary=5, seed=0)
-    assert abs(secrets.coins(KEY).sum() - 5000) < 250
-    assert np.array_equal(secrets.coins(KEY), Secrets(10_000, vocabulary=9, seed=1).coins(KEY))
-    assert not np.array_equal(secrets.coins(), secrets.coins())
+    assert abs(secrets.draw(KEY).sum() - 5000) < 250
+    assert np.array_equal(secrets.draw(KEY), Secrets(10_000, vocabulary=9, seed=1).draw(KEY))
+    assert not np.array_equal(secrets.draw(), secrets.draw())
 
 
 # -- insertion -------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from anyorder.accounting import gdp_epsilon
 from anyorder.audit.loader_check import watch
 from anyorder.noise import NoiseSource
-from anyorder.sampling import PoissonBatchSampler
+from anyorder.sampling.samplers import PoissonBatchSampler
 
 DELTA = 1e-5
 DATA = TensorDataset(torch.arange(40).float()[:, None])

@@ -319,6 +319,7 @@ def test_a_run_that_stopped_early_is_settled_with_the_evidence_beside_its_certif
     release.certificate().save(tmp_path / "run.privacy.json")
     settle = ["budget", path, "settle", tmp_path / "run.privacy.json", "--run", "early"]
     assert "stopped early" in invoke(*settle).stderr
-    release.evidence().save(tmp_path / "run.evidence.json")
+    (tmp_path / "secret").mkdir()
+    release.evidence().save(tmp_path / "secret" / "run.evidence.json")
     assert invoke(*settle).exit_code == 0
     assert budget.entries()[0].settled.mu == pytest.approx(plan.mu / 2)  # once, of four times

@@ -16,7 +16,7 @@ from anyorder.errors import ArgumentError, BudgetError, CertificateError, Traini
 from anyorder.formats import load_json, save_json
 from anyorder.plan.certificate import FORMAT
 from anyorder.plan.plan import CANDIDATE
-from budget.searches import PLAN, TARGET
+from budget.searches import PLAN, TARGET, InThisProcess
 from budget.test_search import never, quick, search
 from plans import flat_plan
 from report.pages import text
@@ -128,7 +128,8 @@ def test_a_search_is_named_by_a_fingerprint(name):
         ao.Plan.from_dict({**plan.to_dict(), "candidate_of": None})
 
 
-def test_a_search_that_was_begun_before_plans_said_so_goes_on(tmp_path):
+def test_a_search_that_was_begun_before_plans_said_so_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr("anyorder.budget.search.Trials", InThisProcess)
     with pytest.raises(TrainingError):
         search(lambda settings, plan, folder: 1 / 0, FEW, folder=tmp_path)
     state = load_json(tmp_path / ".search.json", "anyorder-search-state/1")

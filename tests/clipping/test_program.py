@@ -482,6 +482,7 @@ STRANGE = {
     "runs without gradients": without_gradient,
     "reads a value of a tensor": lambda m, x: x * float(m.p[0]),
     "reads values by NumPy": lambda m, x: x * m.p.numpy()[0].item(),
+    "reads a list of values": lambda m, x: x * m.p.tolist()[0],
     "keeps what it made": made_later,
     "makes tensors of numbers": lambda m, x: x * torch.tensor(2.0),
     "prints": lambda m, x: (print(end=""), x)[1],
@@ -496,6 +497,42 @@ def test_a_model_that_may_do_something_else_next_time_runs_itself(name):
         step(clipping, torch.randn(B, 4))
     assert len(clipping.programs) == 0
     assert clipping.programs.refused
+
+
+BY_A_SETTING = {
+    "another number": lambda m, x: x * (2.0 if torch.is_warn_always_enabled() else 1.0),
+    "another operation": lambda m, x: x * 2.0 if torch.is_warn_always_enabled() else x + 2.0,
+    "one operation more": lambda m, x: (x * 2.0).tanh() if torch.is_warn_always_enabled() else x * 2.0,
+}
+
+
+@pytest.mark.parametrize("name", BY_A_SETTING)
+def test_two_batches_of_two_lists_make_no_program(name):
+    """By a setting that nobody compares: what ran is."""
+    module, x = Of(BY_A_SETTING[name]), torch.randn(B, 4)
+    clipping = GhostClipping(module)
+    try:
+        for setting in (False, True, True):
+            torch.set_warn_always(setting)
+            equal(step(clipping, x), step(without(module), x))
+    finally:
+        torch.set_warn_always(False)
+
+
+@pytest.mark.parametrize("register", ["register_forward_pre_hook", "register_forward_hook"])
+def test_a_model_with_hooks_runs_itself(register):
+    """What a hook does in a batch is not in the list of another."""
+    module, calls = nn.Linear(4, 3), []
+    getattr(module, register)(
+        lambda part, *given: late(given[-1] if given[1:] else given[0][0], calls.append(1) or len(calls))
+    )
+    clipping = GhostClipping(module)
+    for _ in range(8):
+        x = torch.randn(B, 4)
+        step(clipping, x)
+    assert clipping.programs.refused == "a module with hooks"
+    assert len(calls) >= 8
+    assert len(clipping.programs) == 0
 
 
 def test_a_layer_with_a_rule_of_its_own_and_a_table_that_lies_elsewhere():

@@ -14,9 +14,9 @@ from sklearn.pipeline import make_pipeline
 
 import anyorder as ao
 from anyorder.errors import ArgumentError, TrainingError
-from anyorder.online import Learner, LeastSquares, LinearRegression, LogisticRegression, Scaler, Squared
+from anyorder.online import Learner, LeastSquares, LinearRegression, LogisticRegression, Scaler
 from anyorder.online.features import codes_of, numbers_of, read_targets
-from anyorder.online.losses import CustomLoss
+from anyorder.online.losses import CustomLoss, Squared
 
 KEY = bytes(range(32))
 RNG = np.random.default_rng(0)

@@ -24,8 +24,9 @@ from anyorder.audit.faults import patched
 from anyorder.audit.faults.core import FAULTS
 from anyorder.audit.faults.front_end import Reached
 from anyorder.errors import ArgumentError, CheckpointError, ParticipationError, StepsExhaustedError, TrainingError
-from anyorder.online import Ball, LinearRegression, LogisticRegression, PoissonRegression, SoftmaxRegression, Squared
+from anyorder.online import Ball, LinearRegression, LogisticRegression, PoissonRegression, SoftmaxRegression
 from anyorder.online.features import RowBound, RowsByUnit
+from anyorder.online.losses import Squared
 from anyorder.release.release import Release
 from online.test_scaler import least_sigma
 

@@ -1,6 +1,7 @@
 """`anyorder fit`: a model of a CSV file, from which nothing can be told of a row but through the noise."""
 
 import json
+import shutil
 import signal
 import time
 
@@ -246,12 +247,10 @@ def test_neighbours_differ_in_nothing_that_is_shown_but_the_released_numbers(tmp
         words = ["--csv", "t.csv", "--target", "income", "--bounds", "b.json", "--batch-size", "16", "--output", "run"]
         command = ["-W", "error", "-m", "anyorder", "fit", *words, "--mechanism", "tree"]
         done = processes.run(*command, cwd=tmp_path)
-        sizes = {path.name: path.stat().st_size for path in work.iterdir() if path.name != "model.json"}
+        sizes = {path.name: path.stat().st_size for path in work.rglob("*.*") if path.name != "model.json"}
         shown = [(work / name).read_text() for name in ("plan.json", "metrics.json", ".gitignore")]
         seen.append((done.returncode, done.stdout, done.stderr, sizes, shown))
-        for path in work.iterdir():
-            path.unlink()
-        work.rmdir()
+        shutil.rmtree(work)
     assert seen[0][0] == 0, seen[0][2]
     assert seen[1] == seen[0]
 
@@ -262,7 +261,7 @@ def test_a_user_is_one_unit_and_comes_no_more_often_than_allowed(tmp_path):
     assert made.plan.unit == "user"
     assert made.plan.dataset_size is None  # rows are known, users are not
     assert made.plan.participation.max_participations == 1
-    found = verify(tmp_path / "run" / "run.privacy.json", evidence=tmp_path / "run" / "run.evidence.json")
+    found = verify(tmp_path / "run" / "run.privacy.json", evidence=tmp_path / "run" / "secret" / "run.evidence.json")
     assert len(found.evidence.receipt("u7").steps) == 1
     with pytest.raises(ArgumentError, match="max_participations"):
         fit(settings(path, max_participations=2), tmp_path / "other")
@@ -282,7 +281,7 @@ def test_a_user_takes_part_in_as_many_steps_as_allowed_and_in_the_first_ones(tmp
     path = visits(tmp_path / "t.csv")
     job = settings(path, user_key="id", batch_size=20, max_participations=3)
     made = fit(job, tmp_path / "run", key=KEY)
-    found = verify(tmp_path / "run" / "run.privacy.json", evidence=tmp_path / "run" / "run.evidence.json")
+    found = verify(tmp_path / "run" / "run.privacy.json", evidence=tmp_path / "run" / "secret" / "run.evidence.json")
     assert made.plan.participation.max_participations == 3
     assert [found.evidence.receipt(user).steps for user in ("u6", "u7")] == [(0, 2, 4), (1, 3, 5)]
     # and what they would add later adds nothing
@@ -366,9 +365,11 @@ def test_it_learns_and_its_certificate_holds(tmp_path):
     assert shown["claims"]["epsilon"] <= 4
     assert shown["finished"]
     ignored = (work / ".gitignore").read_text()
-    assert "checkpoint.pt" in ignored
-    assert "run.evidence.json" in ignored
-    assert invoke("verify", work / "run.privacy.json", "--evidence", work / "run.evidence.json").exit_code == 0
+    assert "secret/" in ignored.splitlines()
+    evidence = work / "secret" / "run.evidence.json"
+    assert invoke("verify", work / "run.privacy.json", "--evidence", evidence).exit_code == 0
+    assert invoke("verify", work / "run.privacy.json", "--model", work / "model.json").exit_code == 0
+    assert invoke("verify", work / "run.privacy.json", "--model", bounds).exit_code == 1
     model = load_model(work)
     assert model.score(path) == shown["test_score"]
     assert set(model.predict(path)) == {"no", "yes"}
@@ -521,7 +522,7 @@ def test_a_process_that_is_killed_is_resumed_by_the_command(tmp_path):
     command = ["-m", "anyorder", "fit"]
     words = ["--csv", "people.csv", "--target", "income", "--bounds", "b.json", "--batch-size", "16", "--output", "run"]
     began = processes.start(*command, *words, "--mechanism", "tree", cwd=tmp_path)
-    journal = tmp_path / "run" / ".checkpoint.pt.journal"
+    journal = tmp_path / "run" / "secret" / ".checkpoint.pt.journal"
     limit = time.monotonic() + 60
     while not (journal.exists() and journal.stat().st_size > 1000) and time.monotonic() < limit:
         time.sleep(0.01)
@@ -546,7 +547,7 @@ def test_a_fit_that_is_going_on_is_not_resumed_beside_it(tmp_path):
 def test_a_fit_whose_checkpoint_was_lost_is_not_begun_anew(tmp_path):
     """Its noise may have been shown on other data."""
     fit(settings(write(tmp_path / "t.csv")), tmp_path / "run")
-    (tmp_path / "run" / "checkpoint.pt").unlink()
+    (tmp_path / "run" / "secret" / "checkpoint.pt").unlink()
     with pytest.raises(CheckpointError, match="and the run took steps"):
         resume_fit(tmp_path / "run")
 

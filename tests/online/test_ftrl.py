@@ -19,8 +19,8 @@ from anyorder.errors import (
     TrainingError,
 )
 from anyorder.noise import NoiseSource
-from anyorder.online import Ball, Box, Hinge, Learner, Logistic, PoissonLoss, Simplex, Softmax, Squared
-from anyorder.online.losses import CustomLoss
+from anyorder.online import Ball, Box, Learner, Simplex
+from anyorder.online.losses import CustomLoss, Hinge, Logistic, PoissonLoss, Softmax, Squared
 from anyorder.online.sets import Everything
 from anyorder.participation import MinSeparation, PoissonSampling
 from anyorder.strategy import BLT, Banded, BandedInverse, Dense, Independent, Tree
@@ -292,7 +292,7 @@ def test_arguments_are_refused():
         ({"shape": (0, 1)}, ArgumentError),
         ({"shape": (D, 2)}, ArgumentError),
         ({"loss": Logistic}, ArgumentError),
-        ({"loss": "logistic"}, ArgumentError),
+        ({"loss": "logit"}, ArgumentError),
         ({"constraint": 3.0}, ArgumentError),
         ({"constraint": Box(np.zeros(3), 1.0)}, ArgumentError),
         ({"regularization": 0.0}, ArgumentError),
@@ -476,6 +476,6 @@ def test_secret_sampling_takes_the_units_that_were_drawn():
 def test_learners_need_no_scikit_learn():
     code = (
         "import sys; sys.modules['sklearn'] = None; import anyorder as ao; "
-        "ao.online.Learner, ao.online.LeastSquares, ao.online.Ball, ao.online.Logistic; import anyorder.online.losses"
+        "ao.online.Learner, ao.online.LeastSquares, ao.online.Ball, ao.online.CustomLoss; import anyorder.online.losses"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -314,7 +314,7 @@ def test_resume_is_the_same_run_bit_for_bit(tmp_path):
     with pytest.raises(CheckpointError, match="other settings"):
         learner_for(plan, checkpoint=fresh, constraint=Ball(1.5), radius=1.0)
     with pytest.raises(CheckpointError, match="another front end"):
-        ao.online.Learner(plan, (9, 1), loss=ao.online.Squared(), regularization=1.0, checkpoint=path)
+        ao.online.Learner(plan, (9, 1), loss="squared", regularization=1.0, checkpoint=path)
 
 
 def test_a_step_that_was_broken_off_stops_the_learner(monkeypatch):

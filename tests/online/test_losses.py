@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from anyorder.errors import ArgumentError
-from anyorder.online import Hinge, Logistic, PoissonLoss, Softmax, Squared
-from anyorder.online.losses import CustomLoss
+from anyorder.online.losses import CustomLoss, Hinge, Logistic, PoissonLoss, Softmax, Squared, loss_of
 
 GENERATOR = np.random.default_rng(5)
 LINEAR = [Logistic(), Softmax(4), Hinge(), Squared(), PoissonLoss()]
@@ -123,3 +122,14 @@ def test_the_hinge_has_a_subgradient_at_its_kink():
 def test_shapes_and_types_are_refused(call):
     with pytest.raises(ArgumentError):
         call()
+
+
+@pytest.mark.parametrize(
+    ("word", "loss"),
+    [("hinge", Hinge()), ("logistic", Logistic()), ("poisson", PoissonLoss()), ("softmax", Softmax(3)),
+     ("squared", Squared())],
+)  # fmt: skip
+def test_words_name_losses_and_nothing_else(word, loss):
+    assert loss_of(word, 3) == loss == loss_of(loss, 3)
+    with pytest.raises(ArgumentError, match="loss must be one of"):
+        loss_of(word + "s", 3)

@@ -10,7 +10,8 @@ import anyorder as ao
 from anyorder.audit.faults import patched
 from anyorder.audit.faults.core import FAULTS
 from anyorder.audit.faults.front_end import Reached
-from anyorder.online import Ball, Hinge, Learner, Logistic, Softmax, learner, sums
+from anyorder.online import Ball, Learner, learner, sums
+from anyorder.online.losses import Hinge, Logistic, Softmax
 from anyorder.online.sets import Everything
 from online import test_ftrl, test_sums
 

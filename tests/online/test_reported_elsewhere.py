@@ -13,7 +13,8 @@ import pytest
 
 from anyorder.app.fit import Bounds, FitSettings, fit
 from anyorder.errors import ArgumentError
-from anyorder.online import Hinge, Learner, Logistic, PoissonLoss, Softmax, Squared
+from anyorder.online import Learner
+from anyorder.online.losses import Hinge, Logistic, PoissonLoss, Softmax, Squared
 from anyorder.online.sums import clipped_sum
 from plans import flat_plan
 

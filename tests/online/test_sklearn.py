@@ -10,8 +10,8 @@ from anyorder.online import (
     LogisticRegression,
     PoissonRegression,
     SoftmaxRegression,
-    Squared,
 )
+from anyorder.online.losses import Squared
 
 KEY = bytes(range(32))
 COMMON = {

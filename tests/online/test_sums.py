@@ -9,8 +9,8 @@ from scipy import sparse
 
 import anyorder as ao
 from anyorder.errors import ArgumentError
-from anyorder.online import Hinge, Logistic, PoissonLoss, Softmax, Squared, sums
-from anyorder.online.losses import CustomLoss
+from anyorder.online import sums
+from anyorder.online.losses import CustomLoss, Hinge, Logistic, PoissonLoss, Softmax, Squared
 from anyorder.online.sums import clipped_sum
 
 D = 6

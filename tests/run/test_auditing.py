@@ -16,7 +16,8 @@ from anyorder.accounting import Gaussian
 from anyorder.app import AuditSummary, Setup, audit_training, folder, plot_audit
 from anyorder.app.audits import Request, attack, run, setup_of
 from anyorder.app.charts import METHODS
-from anyorder.audit import Canaries, worst_steps
+from anyorder.audit import Canaries
+from anyorder.audit.canaries import worst_steps
 from anyorder.audit.laws import noise_law
 from anyorder.audit.result import Audited
 from anyorder.clipping import Adaptive

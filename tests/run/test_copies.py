@@ -52,8 +52,7 @@ def job(name, tmp_path):
 
 def copied(path: Path, place: Path) -> Path:
     """What .gitignore leaves, and what is not there yet at all."""
-    secret = (folder.CHECKPOINT, f".{folder.CHECKPOINT}", folder.EVIDENCE, ".lock")
-    return Path(shutil.copytree(path, place, ignore=lambda _, names: [n for n in names if n.startswith(secret)]))
+    return Path(shutil.copytree(path, place, ignore=lambda _, names: {folder.SECRET, ".lock"} & set(names)))
 
 
 class CopiesBeforeTheFirstStep(Observer):
@@ -72,13 +71,13 @@ def test_a_copy_of_a_run_that_began_is_neither_resumed_nor_begun_again(job, budg
     budget = Budget(tmp_path / "people.budget", 100.0, 1e-4) if budgeted else None
     given = {"budget": tmp_path / "people.budget"} if budgeted else {}
     begin(settings, tmp_path / "run", observer=CopiesBeforeTheFirstStep(tmp_path / "clone"), **given)
-    before = {path.name: path.read_bytes() for path in (tmp_path / "clone").iterdir()}
-    with pytest.raises(CheckpointError, match=r"no checkpoint\.pt, and the run"):
+    before = {path.name: path.read_bytes() for path in (tmp_path / "clone").iterdir() if path.is_file()}
+    with pytest.raises(CheckpointError, match=r"no secret/checkpoint\.pt, and the run"):
         go_on(tmp_path / "clone")
     with pytest.raises(ArgumentError, match="holds files already"):
         begin(settings, tmp_path / "clone", **given)
     (tmp_path / "clone" / ".lock").unlink(missing_ok=True)
-    assert {path.name: path.read_bytes() for path in (tmp_path / "clone").iterdir()} == before
+    assert {path.name: path.read_bytes() for path in (tmp_path / "clone").iterdir() if path.is_file()} == before
     assert budget is None or len(budget.entries()) == 1
 
 

@@ -44,8 +44,7 @@ from processes import start
 
 KEY = bytes(range(32))
 FILES = {
-    "accuracy.png", "checkpoint.pt", "metrics.json", "model.pt", "noise.png", "plan.json", "report.html",
-    "run.evidence.json", "run.privacy.json",
+    "accuracy.png", "metrics.json", "model.pt", "noise.png", "plan.json", "report.html", "run.privacy.json", "secret",
 }  # fmt: skip
 SMALL = {"users": 40, "rounds": 12, "report_goal": 8, "mechanism": "tree", "client_batch": 16}
 
@@ -94,7 +93,10 @@ def test_the_command_prints_both_epsilons_and_leaves_a_folder_that_verifies(run_
     assert {path.name for path in folder.iterdir()} >= FILES
     assert "for one user in at most 3 rounds, 4 apart" in text
     verify(folder / "run.privacy.json")
-    assert invoke("verify", folder / "run.privacy.json", "--evidence", folder / "run.evidence.json").exit_code == 0
+    assert (
+        invoke("verify", folder / "run.privacy.json", "--evidence", folder / "secret" / "run.evidence.json").exit_code
+        == 0
+    )
     metrics = json.loads((folder / "metrics.json").read_text())
     assert metrics["finished"]
     assert metrics["rounds"] == 12
@@ -121,14 +123,14 @@ def test_what_was_realised_is_shown_as_it_came(run_folder):
 
 def test_git_sees_no_secret_of_a_folder(run_folder):
     folder, _ = run_folder
-    for name in ("checkpoint.pt.pending", "checkpoint.pt.ledger"):  # what lies there while a run goes on
+    for name in ("secret/checkpoint.pt.pending", "secret/checkpoint.pt.ledger"):  # what lies there while a run goes on
         assert not (folder / name).exists() or name.endswith("ledger")
         (folder / name).touch()
     subprocess.run(["git", "init", "-q", folder], check=True)
     listed = subprocess.run(
         ["git", "-C", folder, "ls-files", "--others", "--exclude-standard"], capture_output=True, text=True, check=True
     )
-    assert set(listed.stdout.split()) == FILES - {"checkpoint.pt", "run.evidence.json"} | {".gitignore"}
+    assert set(listed.stdout.split()) == FILES - {"secret"} | {".gitignore"}
 
 
 def test_a_run_that_was_stopped_for_its_accuracy_has_no_certificate_and_one_that_went_on_states_nothing(tmp_path):
@@ -157,7 +159,7 @@ def test_a_command_that_was_killed_goes_on_bit_for_bit(tmp_path):
     killed = program.wait()
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert not (path / "model.pt").exists()
-    key = checkpoint.load(path / "checkpoint.pt")["key"]
+    key = checkpoint.load(path / "secret" / "checkpoint.pt")["key"]
     outcome = invoke("federated", "--resume", path, "--json")
     assert outcome.exit_code == 0, outcome.output
     resumed = json.loads(outcome.stdout)

@@ -29,8 +29,7 @@ from run.stopping import StopAt
 
 KEY = bytes(range(32))
 FILES = {
-    "accuracy.png", "checkpoint.pt", "metrics.json", "model.pt", "noise.png", "plan.json", "report.html",
-    "run.evidence.json", "run.privacy.json",
+    "accuracy.png", "metrics.json", "model.pt", "noise.png", "plan.json", "report.html", "run.privacy.json", "secret",
 }  # fmt: skip
 # Dropout shows that torch's generator goes on too.
 MODEL = (
@@ -91,7 +90,7 @@ def test_the_folder_says_what_was_done(finished):
 
 
 def record(path):
-    return verify(path / "run.privacy.json", evidence=path / "run.evidence.json").evidence.ledger
+    return verify(path / "run.privacy.json", evidence=path / "secret" / "run.evidence.json").evidence.ledger
 
 
 def test_version_control_is_told_which_files_are_secret(finished):
@@ -105,16 +104,17 @@ def test_version_control_is_told_which_files_are_secret(finished):
             [*git, "ls-files", "--others", "--exclude-standard"],
             check=True, env=environment, cwd=path, capture_output=True, text=True,
         )  # fmt: skip
-    assert set(listed.stdout.split()) == {*FILES, ".gitignore"} - {"checkpoint.pt", "run.evidence.json"}
-    assert len(os.listdir(path)) > len(listed.stdout.split()) + 2  # the journal is there, and not listed
-    assert (path / "run.evidence.json").stat().st_mode & 0o777 == 0o600
+    assert set(listed.stdout.split()) == {*FILES, ".gitignore"} - {"secret"}
+    assert len(os.listdir(path / "secret")) == 3  # checkpoint, journal, evidence
+    assert (path / "secret").stat().st_mode & 0o777 == 0o700
+    assert (path / "secret" / "run.evidence.json").stat().st_mode & 0o777 == 0o600
 
 
 def test_the_certificate_verifies_and_names_every_row_once_an_epoch(finished):
     found = verify(finished[0].path / "run.privacy.json")
     assert found.plan == finished[0].plan
     assert found.certificate.steps == 12
-    backed = verify(finished[0].path / "run.privacy.json", evidence=finished[0].path / "run.evidence.json")
+    backed = verify(finished[0].path / "run.privacy.json", evidence=finished[0].path / "secret" / "run.evidence.json")
     rows = [list(units) for units in backed.evidence.ledger.history()]
     for epoch in (rows[:6], rows[6:]):
         assert sorted(row for step in epoch for row in step) == list(range(1437))
@@ -263,8 +263,8 @@ def test_a_run_that_took_steps_and_lost_its_checkpoint_is_not_begun_again(tmp_pa
 
     with pytest.raises(Stop):
         train(small(), tmp_path / "run", observer=Stopper())
-    (tmp_path / "run" / "checkpoint.pt").unlink()
-    with pytest.raises(CheckpointError, match=r"no checkpoint\.pt, and the run took steps"):
+    (tmp_path / "run" / "secret" / "checkpoint.pt").unlink()
+    with pytest.raises(CheckpointError, match=r"no secret/checkpoint\.pt, and the run took steps"):
         resume(tmp_path / "run")
     with pytest.raises(ArgumentError, match="holds files already"):
         train(small(), tmp_path / "run")
@@ -282,8 +282,7 @@ def test_a_copy_without_the_secret_files_is_not_begun_again(tmp_path):
     with pytest.raises(Stop):
         train(small(), path, observer=Stopper())
     gc.collect()
-    for name in ("checkpoint.pt", ".checkpoint.pt.journal", "run.evidence.json"):
-        (path / name).unlink(missing_ok=True)
+    shutil.rmtree(path / "secret")
     shown = json.loads((path / "metrics.json").read_text())
     if not shown["steps"]:
         (path / "metrics.json").write_text(json.dumps({**shown, "steps": 3}))
@@ -340,9 +339,9 @@ def test_what_cannot_be_resumed_is_said(finished, tmp_path):
     with pytest.raises(CheckpointError, match="no settings"):
         resume(tmp_path)
     (tmp_path / "metrics.json").write_bytes((finished[0].path / "metrics.json").read_bytes())
-    with pytest.raises(CheckpointError, match=r"no checkpoint\.pt"):
+    with pytest.raises(CheckpointError, match=r"no secret/checkpoint\.pt"):
         resume(tmp_path)
-    (tmp_path / "checkpoint.pt").write_bytes((finished[0].path / "checkpoint.pt").read_bytes())
+    shutil.copytree(finished[0].path / "secret", tmp_path / "secret", dirs_exist_ok=True)
     other = train(small(epsilon=3.0, epochs=1), tmp_path / "other")
     (tmp_path / "plan.json").write_bytes((other.path / "plan.json").read_bytes())
     with pytest.raises(AnyorderError):

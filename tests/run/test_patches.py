@@ -220,7 +220,7 @@ def test_the_mean_is_that_of_both_kinds(textures, tmp_path):
 
 def test_a_certificate_and_an_accuracy(textures, tmp_path):
     result = train(small(), tmp_path / "run", data=textures)
-    found = verify(result.path / "run.privacy.json", evidence=result.path / "run.evidence.json")
+    found = verify(result.path / "run.privacy.json", evidence=result.path / "secret" / "run.evidence.json")
     assert found.certificate.steps == result.plan.n == 30
     assert result.plan.epsilon <= 8
     assert result.accuracy[-1] > 0.6

@@ -158,7 +158,7 @@ def test_the_certificate_is_of_all_three_stages(order, textures, tmp_path):
     if order == "balls-in-bins":
         budget["mechanism"] = "independent"
     result = train(small(order=order, **budget), tmp_path / "run", data=textures)
-    found = verify(result.path / "run.privacy.json", evidence=result.path / "run.evidence.json")
+    found = verify(result.path / "run.privacy.json", evidence=result.path / "secret" / "run.evidence.json")
     assert found.certificate.steps == result.plan.n == 30
     if order == "fixed":
         assert result.plan.epsilon <= 8

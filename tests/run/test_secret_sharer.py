@@ -230,7 +230,7 @@ def test_trainings_of_ones_own(small, tmp_path, monkeypatch):
         share(small, own_training("owntraining:wrong"), count=30, key=KEY)
     with pytest.raises(ArgumentError, match="size of the vocabulary"):
         read_text("owntraining:no_text")
-    with pytest.raises(ArgumentError, match="fell alike"):
+    with pytest.raises(ArgumentError, match="came out alike"):
         share(small, own_training("owntraining:plain"), count=2, key=(2).to_bytes(32, "little"))
 
 

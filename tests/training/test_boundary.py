@@ -213,6 +213,21 @@ def sgd(params):
     return torch.optim.SGD(params, lr=0.1)
 
 
+@pytest.mark.parametrize("closure", [None, lambda: None])
+def test_numbers_that_a_step_is_given_by_place_are_refused(closure):
+    """Before the step, as those that are given by name."""
+    said, before, engine, model = one_step(lambda params: Careless(params, bool), lambda o, c: refused(o, closure))
+    assert "2 arguments" in said
+    assert engine.step == 0
+    assert torch.equal(weights(model), before)
+
+
+def refused(optimizer, closure):
+    with pytest.raises(TrainingError) as error:
+        optimizer.step(closure, 0.25)
+    return str(error.value)
+
+
 @pytest.mark.parametrize("before", [True, False])
 def test_a_plateau_of_the_training_loss_is_refused(before):
     """The rate was a function of the exact losses: one unit decided it."""

@@ -110,6 +110,18 @@ def test_what_monitors_a_metric_is_refused_unless_it_is_public(kind, monitor, tm
             assert run.optimizers[0].param_groups[0]["lr"] < 0.5
 
 
+@pytest.mark.parametrize(
+    ("name", "public"),
+    [
+        ("val_loss", True), ("val_loss_epoch", True), ("val_loss_step", True), ("val_loss/dataloader_idx_1", True),
+        ("val_loss_epoch/dataloader_idx_0", True), ("my_val_loss", False), ("val_loss_of_training", False),
+        ("val", False), ("epoch_val_loss", False), ("train/dataloader_idx_0", False),
+    ],
+)  # fmt: skip
+def test_a_public_name_is_public_as_lightning_writes_it_and_no_longer_one_is(name, public):
+    assert PrivacyCallback(planned(), network="net", public_metrics=["val_loss"])._is_public(name) is public
+
+
 def test_names_are_a_list():
     with pytest.raises(ArgumentError, match="list of names"):
         PrivacyCallback(planned(), network="net", public_metrics="val_loss")

@@ -182,6 +182,9 @@ class Run:
                 self.batches.append(x.clone())
                 self.states.append(states())
         engine.close()
+        workers = getattr(loader._loader, "_iterator", None)  # persistent ones alone
+        if workers is not None:  # that the collector of cycles finds are waited for, five seconds each
+            workers._shutdown_workers()
 
 
 def states():

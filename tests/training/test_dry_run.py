@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 
 import anyorder as ao
 from anyorder.errors import ModelError, ModelWarning
+from anyorder.plan.planner import plan_at_sigma
 from anyorder.training.dry_run import try_model
 
 WORDS = torch.ones(4, 7, dtype=torch.int64)
@@ -370,3 +371,43 @@ def test_the_engine_refuses_and_warns():
         trained(Longest(), WORDS)
     with pytest.warns(ModelWarning, match="other outputs for one row alone"):
         trained(ByHand(), REALS)
+
+
+class Norms(torch.nn.utils.parametrizations._SpectralNorm):
+    """It iterates on what it was called on, for all that is known of it."""
+
+
+def spectral():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.utils.parametrizations.spectral_norm(nn.Linear(4, 6), n_power_iterations=2), nn.Tanh(), nn.Linear(6, 3)
+    )
+
+
+def test_a_spectral_norm_iterates_on_released_weights_as_it_does_without_a_guarantee():
+    x, y = torch.randn(16, 4), torch.arange(16) % 3
+    model, plain = spectral(), spectral()
+    plan = plan_at_sigma(1e-9, dataset_size=16, batch_size=8, epochs=3, delta=1e-5, clip_norm=1e3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    loader = DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=8)
+    private, optimizer, batches = ao.PrivacyEngine(plan, key=bytes(32)).make_private(model, optimizer, loader)
+    own = torch.optim.SGD(plain.parameters(), lr=0.5)
+    for _ in range(3):
+        private.train()
+        for (given, labels), (same, others) in zip(batches, loader, strict=True):
+            F.cross_entropy(private(given), labels).backward()
+            optimizer.step()
+            own.zero_grad()
+            F.cross_entropy(plain(same), others).backward()
+            own.step()
+    norm, other = model[0].parametrizations.weight[0], plain[0].parametrizations.weight[0]
+    torch.testing.assert_close(norm._u, other._u, rtol=1e-4, atol=1e-5)
+    found, same = (layer.parametrizations.weight.original for layer in (model[0], plain[0]))
+    torch.testing.assert_close(found, same, rtol=1e-4, atol=1e-5)
+
+
+def test_what_else_iterates_in_a_pass_is_refused():
+    layer = nn.Linear(4, 3)
+    nn.utils.parametrize.register_parametrization(layer, "weight", Norms(layer.weight))
+    with pytest.raises(ModelError, match="writes its buffers parametrizations"):
+        trained(layer, torch.randn(8, 4))

@@ -17,7 +17,7 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 pytest.importorskip("accelerate", reason="accelerate is not installed")
 tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
 
-from anyorder.training.trainers.huggingface import PrivateTrainer, example_losses  # noqa: E402
+from anyorder.training.trainers.huggingface import PrivateTrainer, PrivateTrainerMixin, example_losses  # noqa: E402
 from plans import flat_plan  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers and accelerate
@@ -411,13 +411,80 @@ def test_losses_are_of_each_example_alone():
         example_losses({"logits": logits}, torch.zeros(3, dtype=torch.long))
 
 
+def _smoothed(logits, labels):
+    """As transformers' own LabelSmoother has it, for one example at a time."""
+    smoother = transformers.trainer_pt_utils.LabelSmoother(0.2)
+    return sum(smoother({"logits": logits[i : i + 1]}, labels[i : i + 1]) for i in range(len(labels)))
+
+
+def test_smoothed_labels_are_those_of_transformers(tmp_path):
+    logits, labels = torch.randn(3, 4, 5), torch.tensor([[1, 2, -100, -100], [0, 1, 2, 3], [4, -100, 2, 1]])
+    torch.testing.assert_close(example_losses({"logits": logits}, labels, 0.2).sum(), _smoothed(logits, labels))
+    run = trainer(bert(), Sentences(), tmp_path, label_smoothing_factor=0.2)
+    run.train()
+    other = plain_loop(bert(), Sentences(), _smoothed, _without_labels)
+    torch.testing.assert_close(weights(run.model), other, atol=1e-6, rtol=1e-5)
+    assert run.engine.training.loss_kept == "proved"
+    with pytest.raises(ModelError, match="labels that are classes"):
+        example_losses({"logits": torch.randn(3, 1)}, torch.zeros(3), 0.2)
+
+
+class Doubled(PrivateTrainer):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        assert num_items_in_batch is None
+        labels = inputs.pop("labels")
+        return 2 * F.cross_entropy(model(**inputs).logits, labels)
+
+
+class OfTheUser(transformers.Trainer):
+    compute_loss = Doubled.compute_loss
+
+
+class MadePrivate(PrivateTrainerMixin, OfTheUser):
+    pass
+
+
+class Beside(PrivateTrainer):
+    def compute_loss(self, *args, **kwargs):
+        return 2 * super().compute_loss(*args, **kwargs)
+
+
+def _doubled(outputs, labels, num_items_in_batch=None):
+    assert num_items_in_batch is None
+    return 2 * F.cross_entropy(outputs.logits, labels)
+
+
+OWN_LOSSES = {"override": (Doubled, {}), "made private": (MadePrivate, {}), "beside": (Beside, {})}
+OWN_LOSSES["function"] = (PrivateTrainer, {"compute_loss_func": _doubled})
+
+
+@pytest.mark.parametrize("micro", [1, 2])
+@pytest.mark.parametrize("name", OWN_LOSSES)
+def test_a_loss_of_the_users_own_trains_the_private_model(name, micro, tmp_path):
+    kind, options = OWN_LOSSES[name]
+    run = trainer(
+        bert(), Sentences(), tmp_path, kind=kind, private=options,
+        per_device_train_batch_size=B // micro, gradient_accumulation_steps=micro,
+    )  # fmt: skip
+    run.train()
+    doubled = plain_loop(bert(), Sentences(), lambda x, y: 2 * F.cross_entropy(x, y, reduction="sum"), _without_labels)
+    torch.testing.assert_close(weights(run.model), doubled, atol=1e-6, rtol=1e-5)
+
+
+def test_a_loss_of_the_users_own_that_couples_is_refused(tmp_path):
+    def loss(outputs, labels, num_items_in_batch=None):
+        return F.cross_entropy(outputs.logits, labels, reduction="none").max()
+
+    with pytest.raises(ModelError, match="couples examples"):
+        trainer(bert(), Sentences(), tmp_path, private={"compute_loss_func": loss}).train()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"gradient_accumulation_steps": 2}, "batch_size=8, got 16"),
         ({"per_device_train_batch_size": 4}, "batch_size=8, got 4"),
         ({"push_to_hub": True}, "noise key"),
-        ({"label_smoothing_factor": 0.1}, "example_losses"),
         ({"train_sampling_strategy": "group_by_length"}, "order depend on the data"),
         ({"include_num_input_tokens_seen": "all"}, "counts of tokens"),
     ],

@@ -237,6 +237,35 @@ def test_neighbours_have_the_same_bytes(loss, tmp_path):
     assert len({path.read_bytes() for path in tmp_path.iterdir()}) == 1
 
 
+@pytest.mark.parametrize("word", [CONSTRUCTED, None])
+def test_evidence_and_receipts_show_that_a_word_was_edited(word, tmp_path):
+    """The file's own hash is made again by whoever edits it; a promise becomes a construction, or all words go."""
+    engine = train(loader_of(Own(*rows())))
+    certificate = engine.certificate()
+    files = {"evidence": tmp_path / "e.json", "receipt": tmp_path / "r.json"}
+    certificate.save(tmp_path / "c.json")
+    engine.evidence().save(files["evidence"])
+    engine.evidence().receipt(3).save(files["receipt"])
+    found = ao.verify(tmp_path / "c.json", **files)
+    assert found.certificate.isolation.dataset == PROMISED
+    assert found.evidence.certificate.isolation == found.certificate.isolation
+    found.evidence.receipt(3).save(files["receipt"])  # as an owner makes one later, of the files
+    ao.verify(tmp_path / "c.json", **files)
+    edited = None if word is None else replace(certificate.isolation, dataset=word)
+    replace(certificate, isolation=edited).save(tmp_path / "c.json")
+    ao.verify(tmp_path / "c.json")  # from the public file alone it cannot be known
+    with pytest.raises(CertificateError, match="words on how units were kept apart"):
+        ao.verify(tmp_path / "c.json", evidence=files["evidence"])
+    with pytest.raises(CertificateError, match="receipt"):
+        ao.verify(tmp_path / "c.json", receipt=files["receipt"])
+    evidence = json.loads(files["evidence"].read_text())
+    evidence.pop("sha256")
+    words = {} if edited is None else {"isolation": edited.to_dict()}
+    save_json(files["evidence"], {**{k: v for k, v in evidence.items() if k != "isolation"}, **words})
+    with pytest.raises(CertificateError, match="another record"):
+        ao.verify(tmp_path / "c.json", evidence=files["evidence"])
+
+
 # -- resumes ----------------------------------------------------------------------------------------------------------
 
 

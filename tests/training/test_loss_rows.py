@@ -5,7 +5,12 @@ alone; noise is the same in both runs. A loss is proved, mapped, or refused: in 
 """
 
 import copy
+import dataclasses
 import gc
+import io
+import json
+import types
+import warnings
 
 import pytest
 import torch
@@ -15,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 import anyorder as ao
 from anyorder.clipping import ExampleLoss
-from anyorder.errors import ModelError
+from anyorder.errors import ModelError, ModelWarning
 from anyorder.plan.planner import plan_at_sigma
 
 B, C, T = 8, 6, 4
@@ -413,11 +418,19 @@ REFUSED = {
     "written beside a view": beside_a_view,
     "written before rows are run": written_before,
 }
+
+
+def one_row_of_an_index(out, y, x, m):
+    out = out[:, 0].roll(-UNIT, 0)
+    return (out * out.gather(1, torch.zeros(1, C, dtype=torch.long)).detach()).sum()
+
+
 ROW_BY_ROW = {
     "both views of all": sim_clr,
     "in place": written,
     "a hook on the graph": hooked_on_the_graph,
     "tokens of some rows": lambda out, y, x, m: F.cross_entropy(out[1:].transpose(1, 2), y[1:]),
+    "one row of an index": one_row_of_an_index,
     "by one row's label": lambda out, y, x, m: out[:, 0, classes(y)[UNIT]].square().mean(),
 }
 
@@ -511,10 +524,7 @@ ROWS_MEET = {
         F.dropout(o[k]).sum() for o, k in zip(out, m, strict=True)
     ),
     "the memory around a row": through_its_memory,
-    "a sum given one example at a time": lambda out, y, x, m: (
-        ExampleLoss(lambda o: o.pow(3).sum())(torch.cat([out.sum(0), out.sum(0)]))
-        + ExampleLoss(lambda o, t: (o * t).sum())(out.sum(0), x[:T, 0].detach())
-    ),
+    "a sum put into a row": put_into_a_row,
     "vmap that reads all": lambda out, y, x, m: torch.vmap(lambda o, t: (o - t / x.max()).square().mean())(
         out, x
     ).mean(),
@@ -524,13 +534,50 @@ ROWS_MEET = {
 }
 
 
+def test_a_sum_over_the_batch_is_no_row_of_an_example_loss():
+    check(lambda out, y, x, m: ExampleLoss(lambda o: o.pow(3).sum())(out.sum(0)), "mapped")
+
+
 @pytest.mark.parametrize("name", ROWS_MEET)
 def test_rows_that_are_taken_one_by_one_and_meet_are_refused(name):
     check(ROWS_MEET[name], "refused")
 
 
-def test_a_sum_over_the_batch_that_is_written_into_a_row_makes_it_one_of_all():
-    check(put_into_a_row, "mapped")
+def test_the_words_of_torch_about_the_batch_are_not_chained():
+    """They name numbers and shapes of it: how many the mask of an example chose."""
+    with pytest.raises(ModelError, match="RuntimeError in ") as error:
+        one_batch(lambda out, y, x, m: (out[0][m[0]].sum(1) + out.sum()).sum())
+    assert error.value.__cause__ is error.value.__context__ is None
+
+
+def test_a_loss_that_is_run_row_by_row_has_no_number_of_a_batch_fetched_ahead():
+    """Its units would move the gradients of this batch's, through a number that looks like a constant here."""
+    for replaced in (False, True):
+        model = Table()
+        loader = DataLoader(TensorDataset(*data(replaced)), batch_size=4)
+        plan = ao.plan(loader=loader, epochs=1, epsilon=8, delta=1e-5, mechanism="independent")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        private, _, loader = ao.PrivacyEngine(plan, key=bytes(32)).make_private(model, optimizer, loader)
+        (ids, scale, *_), (_, _, _, ahead, _) = loader
+        spectrum = torch.fft.rfft(private(ids, scale), dim=1).abs()
+        with pytest.raises(ModelError, match="made of two batches"):
+            (spectrum * ahead.sum()).mean().backward()
+
+
+def one_batch(loss):
+    plan = plan_at_sigma(1.0, dataset_size=B, batch_size=B, epochs=1, delta=1e-5, mechanism="independent")
+    model = Table()
+    loader = DataLoader(TensorDataset(*data(False)), batch_size=B)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    private, _, loader = ao.PrivacyEngine(plan, key=bytes(32)).make_private(model, optimizer, loader)
+    for ids, scale, *rest in loader:
+        loss(private(ids, scale), *rest).backward()
+
+
+def test_a_loss_of_several_numbers_does_not_say_how_many_a_mask_chose():
+    with pytest.raises(ModelError, match="has several: call") as error:
+        one_batch(lambda out, y, x, m: out[m].sum(1))
+    assert str(int(data(False)[4].sum())) not in str(error.value)
 
 
 def test_a_function_under_vmap_reads_nothing_that_batches_were_written_into():
@@ -581,6 +628,8 @@ def test_a_coupling_that_no_rule_sees_is_run_row_by_row(name):
         lambda x: 0.7 * x + 0.3 * x.flip(0),
         lambda x: x - x.mean(),
         lambda x: x / x.max(0).values,
+        lambda x: put_in_place(x, slice(0, 4), x[torch.arange(B).roll(1)][:4]),
+        lambda x: put_in_place(x, 0, x.sum()),
     ],
 )
 def test_a_model_that_is_given_rows_of_several_units(mixed):
@@ -589,6 +638,12 @@ def test_a_model_that_is_given_rows_of_several_units(mixed):
     words = [run_inputs(mixed, replaced) for replaced in (False, True)]
     assert words[0] == words[1]
     assert "give it rows of single examples" in words[0]
+
+
+def put_in_place(x, place, value):
+    """As CutMix does."""
+    x[place] = value
+    return x
 
 
 def run_inputs(change, replaced):
@@ -798,6 +853,18 @@ NOT_ROW_BY_ROW |= {
 }
 
 
+NOT_ROW_BY_ROW |= {
+    "a count that was taken out": lambda out, y, x, m: (out - x).square().sum() / max(m.sum().item(), 1),
+    "computed of what was taken out": lambda out, y, x, m: (
+        out.square().mean() * (1 + round(2 * x.mean().item(), 3) ** 2)
+    ),
+    "a constant of what was taken out": lambda out, y, x, m: (out * (torch.ones(C) * x.std().item())).sum(),
+    "a list of what was taken out": lambda out, y, x, m: out.square().sum() * sum(x.mean((1, 2)).tolist()),
+    "a shape of what was taken out": lambda out, y, x, m: out[:, : m.sum(1).max().item()].square().sum(),
+    "filled with what was taken out": lambda out, y, x, m: (out * torch.zeros(C).fill_(x.std().item())).sum(),
+}
+
+
 @pytest.mark.parametrize("name", NOT_ROW_BY_ROW)
 def test_rules_do_not_take_these_for_rows(name):
     check(NOT_ROW_BY_ROW[name], "refused")
@@ -812,6 +879,25 @@ def test_rules_do_not_take_these_for_rows(name):
 )
 def test_distances_of_other_ranks_are_run_row_by_row(loss):
     check(loss, "mapped")
+
+
+def test_numbers_that_are_taken_out_may_be_logged_and_saved():
+    log = []
+
+    def logged(out, y, x, m):
+        loss = (out - x).square().mean()
+        log.append(0.9 * sum(log) + loss.item() / m.sum().item())
+        return loss
+
+    check(logged, "proved")
+    with io.BytesIO() as file:
+        torch.save(log, file)
+        file.seek(0)
+        saved = torch.load(file)
+    assert saved == log
+    assert all(type(number) is float for number in saved)
+    assert json.loads(json.dumps(log)) == log
+    assert f"{log[0]:.3f}" == f"{saved[0]:.3f}"
 
 
 def test_a_dimension_that_is_squeezed_in_place_is_gone():
@@ -857,6 +943,17 @@ def one_by_one(loss, memory, trained=()):
         loss(out, memory).backward()
         memory.append(out.detach())
         optimizer.step()
+
+
+def test_numbers_taken_out_of_an_earlier_batch_of_one_are_refused_too():
+    memory = []
+
+    def loss(out, _):
+        memory.append(out.square().mean().item())
+        return out.square().mean() * memory[0]
+
+    with pytest.raises(ModelError, match="taken out"):
+        one_by_one(loss, [])
 
 
 def test_numbers_of_an_earlier_batch_of_one_are_refused_too():
@@ -945,6 +1042,69 @@ def private_of(model, rows=8, batch_size=4):
     data = TensorDataset(torch.randn(rows, 3), torch.arange(rows) % 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     return ao.PrivacyEngine(plan, key=bytes(32)).make_private(model, optimizer, DataLoader(data, batch_size))
+
+
+def test_what_libraries_do_with_batches_outputs_and_losses_goes_on_working():
+    """Metrics that keep them over batches, moves to a device, copies, files, arrays."""
+    metrics = pytest.importorskip("torchmetrics").MetricCollection({
+        "accuracy": pytest.importorskip("torchmetrics").Accuracy(task="multiclass", num_classes=3),
+        "area": pytest.importorskip("torchmetrics").AUROC(task="multiclass", num_classes=3),
+    })  # fmt: skip
+    send = pytest.importorskip("accelerate").utils.send_to_device
+    nested = pytest.importorskip("transformers").trainer_pt_utils
+    private, optimizer, loader = private_of(nn.Linear(3, 3))
+    kept = []
+    for batch in loader:
+        x, y = send({"rows": batch}, "cpu")["rows"]
+        outputs = private(x)
+        loss = F.cross_entropy(outputs, y)
+        metrics.update(outputs.softmax(1), y)
+        kept.append(nested.nested_detach((outputs, {"labels": y})))
+        assert isinstance(y, torch.LongTensor)
+        assert nested.nested_numpify(kept[-1])[1]["labels"].tolist() == y.tolist()
+        assert torch.equal(copy.deepcopy(outputs.detach()), outputs)
+        loss.backward()
+        optimizer.step()
+    together = nested.nested_concat(*kept)
+    assert float(metrics.compute()["accuracy"]) == (together[0].argmax(1) == together[1]["labels"]).double().mean()
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    logits: torch.Tensor
+    rest: types.MappingProxyType
+    name: str = "own"
+
+
+class Wrapped(nn.Linear):
+    def forward(self, x):
+        return Found(super().forward(x), types.MappingProxyType({"x": x, "twice": 2 * super().forward(x)}))
+
+
+def test_outputs_in_dataclasses_and_read_only_mappings_are_followed():
+    torch.manual_seed(0)
+    private, optimizer, loader = private_of(Wrapped(3, 3))
+    torch.manual_seed(0)
+    plain, same, batches = private_of(nn.Linear(3, 3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ModelWarning)
+        for (x, y), (given, labels) in zip(loader, batches, strict=True):
+            found = private(x)
+            assert type(found) is Found
+            assert (found.name, [*found.rest]) == ("own", ["x", "twice"])
+            F.cross_entropy(found.rest["twice"] - found.logits, y).backward()
+            optimizer.step()
+            F.cross_entropy(plain(given), labels).backward()
+            same.step()
+    torch.testing.assert_close(private.module.weight, plain.module.weight)
+
+
+@pytest.mark.parametrize("name", ["logits", "twice"])
+def test_rows_of_outputs_in_dataclasses_must_not_meet(name):
+    private, _, loader = private_of(Wrapped(3, 3))
+    found = private(next(iter(loader))[0])
+    with pytest.raises(ModelError, match="couples examples"):
+        (found.logits if name == "logits" else found.rest[name]).softmax(0).square().sum().backward()
 
 
 def test_a_state_of_an_earlier_batch_is_not_given_to_the_model():

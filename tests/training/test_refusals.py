@@ -1,5 +1,6 @@
 """What the plan does not cover is refused, and nothing has changed afterwards."""
 
+import itertools
 import math
 
 import pytest
@@ -245,3 +246,61 @@ def test_an_optimizer_is_of_one_run():
     second = ao.PrivacyEngine(planned(), key=KEY)
     train(second, *second.make_private(model.module, new, DataLoader(data(), batch_size=B)), epochs=1)
     assert second.step == STEPS
+
+
+class Coder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.decoder = nn.Linear(3, 2), nn.Linear(2, 3)
+
+    def forward(self, x):
+        return self.decoder(self.encoder(x))
+
+
+def again(model, optimizer, loader):
+    for x in [*itertools.islice(itertools.cycle(loader), 3)]:
+        model(x[0]).mean().backward()
+        optimizer.step()
+
+
+def by_parts(model, optimizer, loader):
+    for (x,) in loader:
+        model.decoder(model.encoder(x)).mean().backward()
+        optimizer.step()
+
+
+def whole_and_part(model, optimizer, loader):
+    for (x,) in loader:
+        (model(x) - model.encoder(x).mean(1, keepdim=True)).mean().backward()
+        optimizer.step()
+
+
+def time_first(model, optimizer, loader):
+    for (x,) in loader:
+        model(x.T)
+
+
+def mixed_up(model, optimizer, loader):
+    for (x,) in loader:
+        model(0.5 * x + 0.5 * x.flip(0))
+
+
+HABITS = {
+    "cycle": (again, "itertools.cycle"),
+    "parts": (by_parts, r"no part of it \(model.encoder"),
+    "whole and part": (whole_and_part, r"called alone \(model.encoder"),
+    "time first": (time_first, "batch_first=True"),
+    "mixup": (mixed_up, "mixup, a shuffled or shifted copy"),
+}
+
+
+@pytest.mark.parametrize("name", HABITS)
+def test_habits_of_ordinary_loops_are_told_what_to_do(name):
+    loop, words = HABITS[name]
+    model = Coder()
+    loader = DataLoader(TensorDataset(torch.randn(8, 3)), batch_size=4)
+    plan = ao.plan(loader=loader, epochs=2, epsilon=8, delta=1e-5, mechanism="independent")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    private, optimizer, batches = ao.PrivacyEngine(plan, key=KEY).make_private(model, optimizer, loader)
+    with pytest.raises((TrainingError, ArgumentError, ModelError), match=words):
+        loop(private, optimizer, batches)

@@ -16,8 +16,8 @@ from anyorder.clipping import Adaptive
 from anyorder.errors import ArgumentError, CheckpointError, CheckpointWarning, PlanError, TrainingError
 from anyorder.noise import NoiseSource, NoiseStream
 from anyorder.release.attached_tables import SelectedRows
-from anyorder.sparse import Counts, Top, Uniform, select_counts, select_top, select_uniform
-from anyorder.sparse.select import SelectedTables
+from anyorder.sparse import Counts, Top, Uniform
+from anyorder.sparse.select import SelectedTables, select_counts, select_top, select_uniform
 from anyorder.strategy import BandedInverse, Independent, Tree
 from anyorder.training.engine import BoundParameters
 from anyorder.training.trained_tables import TrainedTables, tables_in

@@ -10,7 +10,8 @@ from scipy.stats import binomtest, poisson
 import anyorder as ao
 from anyorder.errors import ArgumentError, PlanError, SelectionWarning
 from anyorder.noise import NoiseSource
-from anyorder.sparse import Counts, Top, Uniform, chances, select_counts, threshold_for
+from anyorder.sparse import Counts, Top, Uniform, chances, threshold_for
+from anyorder.sparse.select import select_counts
 from training.wide import L, V, planned, private
 
 ROWS = 5000

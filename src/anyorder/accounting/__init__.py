@@ -10,7 +10,6 @@ Exact unless a looser conversion is asked for by name. Every number is rounded t
 from anyorder.accounting.amplification.bound import amplified_epsilon
 from anyorder.accounting.curves import BoundedRange, Gaussian, Sampled
 from anyorder.accounting.gaussian import (
-    compose_mus,
     gdp_delta,
     gdp_epsilon,
     gdp_mu,
@@ -21,7 +20,6 @@ __all__ = [
     "Gaussian",
     "Sampled",
     "amplified_epsilon",
-    "compose_mus",
     "gdp_delta",
     "gdp_epsilon",
     "gdp_mu",

@@ -24,6 +24,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
 from scipy.special import expit, ndtr, ndtri
 
@@ -233,15 +234,13 @@ def _together(mu: float, e0: float, draws: int, h: float) -> tuple[Floats, Float
 
     What lies below 0 follows: masses of the opposite losses times e^loss, which a transform could not tell.
     """
-    from scipy import fft
-
     low, one = _of_draw(e0, h)
     last = math.ceil(_reach(mu, e0, draws) / h) + 2
     start, normal = _of_gaussian(mu, h, last * h) if mu else (0, np.ones(1))
-    size = fft.next_fast_len(max(2 * last + 1, len(normal), len(one)) + 1, real=True)
-    waves = fft.rfft(one, size) ** draws * fft.rfft(normal, size)
+    size = scipy.fft.next_fast_len(max(2 * last + 1, len(normal), len(one)) + 1, real=True)
+    waves = scipy.fft.rfft(one, size) ** draws * scipy.fft.rfft(normal, size)
     start += draws * low  # the loss of the first value, up to rounds of the transform
-    masses = fft.irfft(waves, size)[(np.arange(last + 1) - start) % size]
+    masses = scipy.fft.irfft(waves, size)[(np.arange(last + 1) - start) % size]
     return np.asarray(np.arange(last + 1) * h), masses
 
 

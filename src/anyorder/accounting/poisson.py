@@ -1,6 +1,6 @@
 """DP-SGD with Poisson sampling, the amplified baseline, by privacy loss distributions (Google's dp-accounting).
 
-It holds only where every batch takes each unit by an independent coin. A shuffled loader does not do that: account
+It holds only where every batch takes each unit by an independent draw. A shuffled loader does not do that: account
 for it without amplification, mu = sqrt(epochs) / noise_multiplier.
 """
 
@@ -47,7 +47,7 @@ class PoissonParts:
     """A release by secret draws whose loss distribution is made elsewhere.
 
     Attributes:
-        mu: of the Gaussian that tells no less: the same with coins that are known.
+        mu: of the Gaussian that tells no less: the same with draws that are known.
         transforms: mechanisms that its own distribution is composed of.
         of: all that the distribution depends on.
         losses: (of, module of loss distributions, interval) -> the distribution, pessimistic; None for that of mu.
@@ -176,7 +176,7 @@ def mixed_epsilon(parts: Sequence[Part], delta: float, coarse: float = 1.0) -> f
 
     Args:
         parts: (noise_multiplier, sampling_probability, steps), checked; probability 1 is a mechanism without sampling.
-            Or draws of bounded range, alone or beside a Gaussian under one coin.
+            Or draws of bounded range, alone or beside a Gaussian under one draw.
         delta: strictly between 0 and 1.
         coarse: how many times as wide the grid of losses is; above the truth whatever it is.
     """

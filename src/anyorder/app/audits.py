@@ -98,7 +98,7 @@ class Attack:
     """What is left of a training that was attacked; of its model nothing.
 
     Attributes:
-        audited: scores and coins, beside the claim.
+        audited: scores and draws, beside the claim.
         law: of the noise that was added, with the sums known, in all coordinates or in some that nobody knew
             beforehand; None for trees of more than 4096 steps, a single coordinate, and more than two million steps.
         certificate: of the run. Its claim is about the data's units, and holds for them with canaries too.
@@ -122,7 +122,7 @@ def audit_training(
     """Train a set-up through all planned steps with gradient canaries in it, and say what they show of its claim.
 
     Each canary is a gradient at the clip norm, in the most telling steps that the plan allows a unit, and takes part by
-    a secret fair coin. The attacker sees every private gradient, and knows everything but the coins and the noise, the
+    a secret fair draw. The attacker sees every private gradient, and knows everything but the draws and the noise, the
     data's gradients too. So it tests what the claim rests on from the clipped sum on: noise, strategy, order,
     accounting. It does not test that the data's units are clipped: see `anyorder.audit.faults` for a front end. Under
     secret sampling the steps of canaries are drawn, and unknown to the attacker: see `anyorder.audit.plant`.
@@ -157,7 +157,7 @@ def attack(
     """As `audit_training`; with the law of the noise, and the certificate of the run.
 
     Args:
-        key: 32 bytes for noise and coins of reproducible tests.
+        key: 32 bytes for noise and draws of reproducible tests.
     """
     if not isinstance(setup, Setup):
         raise ArgumentError(f"setup must be an anyorder.app.Setup, got {type(setup).__name__}")
@@ -285,8 +285,8 @@ def _of_folder(path: Path) -> Setup:
 # Canaries that are examples: in the data by secret draws, found by the losses of the model that was trained on it.
 
 
-def with_canaries(dataset: Any, examples: Sequence[Any], coins: ArrayLike) -> Dataset[Any]:
-    """The data set, and behind it a place for each canary: the example where its coin says so, else one that adds zero.
+def with_canaries(dataset: Any, examples: Sequence[Any], included: ArrayLike) -> Dataset[Any]:
+    """The data set, and behind it a place for each canary: the example where its draw says so, else one that adds zero.
 
     What adds zero is the example with NaN in all its floating-point tensors: its gradient is not finite, so the engine
     takes zero for it (`non_finite="zero"`), and nothing else changes. That is what neighbours are to a plan: a unit
@@ -297,16 +297,16 @@ def with_canaries(dataset: Any, examples: Sequence[Any], coins: ArrayLike) -> Da
     Args:
         dataset: a data set with a length.
         examples: canaries, as the data set's own examples, with a floating-point tensor in each.
-        coins: (len(examples),) bools, fair, secret and independent: `anyorder.audit.Canaries.coins`, or the system's.
+        included: (len(examples),) bools by fair, secret, independent draws: `anyorder.audit.Canaries.draw`, say.
     Raises: ArgumentError.
     """
-    return _WithCanaries(dataset, examples, _checked(examples, coins))
+    return _WithCanaries(dataset, examples, _checked(examples, included))
 
 
 class _WithCanaries(Dataset[Any]):
-    def __init__(self, dataset: Any, examples: Sequence[Any], coins: NDArray[np.bool_]) -> None:
+    def __init__(self, dataset: Any, examples: Sequence[Any], included: NDArray[np.bool_]) -> None:
         self._dataset, self._own = dataset, len(dataset)
-        self._examples = [example if coin else _zero(example) for example, coin in zip(examples, coins, strict=True)]
+        self._examples = [example if one else _zero(example) for example, one in zip(examples, included, strict=True)]
 
     def __len__(self) -> int:
         return self._own + len(self._examples)
@@ -323,11 +323,11 @@ def _nan(value: Tensor) -> Tensor:
     return torch.full_like(value, torch.nan) if value.is_floating_point() else value
 
 
-def _checked(examples: Sequence[Any], coins: ArrayLike) -> NDArray[np.bool_]:
-    included = np.asarray(coins)
+def _checked(examples: Sequence[Any], given: ArrayLike) -> NDArray[np.bool_]:
+    included = np.asarray(given)
     if included.dtype != np.bool_ or included.shape != (len(examples),):
         raise ArgumentError(
-            f"coins must be one bool for each of {len(examples)} canaries, got {included.dtype} of shape "
+            f"included must be one bool for each of {len(examples)} canaries, got {included.dtype} of shape "
             f"{included.shape}"
         )
     for example in examples:
@@ -343,7 +343,7 @@ def audit_inputs(
     plan: Plan,
     model: nn.Module,
     examples: Sequence[Any],
-    coins: ArrayLike,
+    included: ArrayLike,
     loss: Callable[[nn.Module, Any], Tensor],
     *,
     start: nn.Module | None = None,
@@ -352,21 +352,21 @@ def audit_inputs(
 
         score = -loss(canary), or with `start` loss before - loss after
 
-    Assumes that the coins were fair and independent, and used for nothing else. Canaries disturb each other, so bounds
+    Assumes that the draws were fair and independent, and used for nothing else. Canaries disturb each other, so bounds
     and p-value are those for one run of any mechanism ("one_run", "f_dp"). Such an attack sees a fraction of what a
     gradient canary shows; unlike that, it goes through the front end's clipping.
 
     Args:
         plan: what was run, for zero-out neighbours or add-or-remove ones.
         model: after the training.
-        examples, coins: as `with_canaries` was given them.
+        examples, included: as `with_canaries` was given them.
         loss: of (model, a batch of one), as in `Setup`.
         start: the model before the training.
     Raises: ArgumentError.
     """
     if plan.neighbours == "replace-one":
         raise ArgumentError("plan must be for zero-out or add-or-remove neighbours: a canary is left out, not replaced")
-    included = _checked(examples, coins)
+    included = _checked(examples, included)
     scores = -_losses(model, examples, loss)
     if start is not None:
         scores += _losses(start, examples, loss)
@@ -452,7 +452,7 @@ class AuditOutcome:
         return audit_panel(self.summary, self.plan)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values: what audit.json holds beside format and note. No coins, no scores."""
+        """JSON values: what audit.json holds beside format and note. No draws, no scores."""
         return {
             "target": self.target,
             "plan_digest": self.certificate.plan.digest,

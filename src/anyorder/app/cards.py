@@ -62,7 +62,7 @@ class AttackerGuess:
     """What the best possible attacker reaches, by the claim; both rounded up.
 
     Attributes:
-        right: the probability to guess right whether one unit's data was used, where a coin decided.
+        right: the probability to guess right whether one unit's data was used, where a fair draw decided.
         found: the share of units that are found out, if one in a hundred others may be accused wrongly.
     """
 

@@ -767,7 +767,7 @@ METHODS: dict[Method, str] = {
     "gaussian": "an estimate: if scores are normal",
     "clopper_pearson": "if canaries do not disturb each other",
 }
-"""Method of a bound -> what it rests on, in words, beside fair coins."""
+"""Method of a bound -> what it rests on, in words, beside fair draws."""
 
 LAW, KNOWN = "noise", "known"
 _TESTS: dict[str, str] = {
@@ -868,7 +868,7 @@ class AuditSummary:
         return self.p_value < REFUTED
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values. No coins, no scores.
+        """JSON values. No draws, no scores.
 
         Raises: ArgumentError where the audit is informed and its run was not discarded: see `anyorder.audit.plant`.
         """

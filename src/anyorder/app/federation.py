@@ -24,7 +24,7 @@ from anyorder.app.job import Observer, helpers
 from anyorder.app.planning import make_plan, mechanism_words, noise_lines
 from anyorder.app.text import load_function
 from anyorder.errors import ArgumentError
-from anyorder.federated import CheckIn, Diurnal, LocalTraining, Server, simulate
+from anyorder.federated import CheckIn, Diurnal, LocalTraining, Server, assist, simulate
 from anyorder.federated.cohorts import Availability, UniformAvailability, cohort_size
 from anyorder.federated.simulation import Simulation
 from anyorder.formatting import counted, rounded_up
@@ -407,8 +407,8 @@ def federate(
 
     The folder holds model.pt, metrics.json (test accuracy by round, claims, settings), plan.json, run.privacy.json (the
     certificate, with what was realised), report.html, accuracy.png and noise.png, which may be shown; and the
-    checkpoint with what lies beside it and run.evidence.json, which are as secret as the data, and which its .gitignore
-    names.
+    folder secret (checkpoint.pt with its journal, run.evidence.json), which is as secret as the data and in its
+    .gitignore.
 
     Args:
         settings: see `FederatedSettings.of`.
@@ -547,18 +547,19 @@ def _run(
 
 def _assist(settings: FederatedSettings) -> None:
     """What a process beside the first does."""
-    from anyorder.federated import assist
-
     parts = _Parts(settings)
     assist(parts.model, parts.federation.users, parts.training)
 
 
 def _write(server: Server, result: FederatedResult) -> None:
     path, plan = result.path, result.plan
+    from anyorder.release.weights import digests
+
     state = {name: value.cpu() for name, value in server.model.state_dict().items()}
     folder.replace(path / folder.MODEL, lambda beside: torch.save(state, beside))
     server.evidence().save(path / folder.EVIDENCE)
-    folder.replace(path / folder.CERTIFICATE, server.certificate().save)
+    shown = replace(server.certificate(), weights=digests(state))
+    folder.replace(path / folder.CERTIFICATE, shown.save)
     promise = f"epsilon {rounded_up(plan.epsilon, 3)} for one user, delta {plan.delta:g}"
     rounds, right = zip(*result.accuracy, strict=True)
     title = f"{result.settings.dataset}, {promise}"

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from hashlib import sha256
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,7 +22,8 @@ from anyorder.app.job import Observer
 from anyorder.checks import final
 from anyorder.errors import ArgumentError, CertificateError, CheckpointError
 from anyorder.formats import read_json
-from anyorder.online import Hinge, Learner, Logistic, PoissonLoss, Softmax, Squared
+from anyorder.online import Learner
+from anyorder.online.losses import Hinge, Logistic, PoissonLoss, Softmax, Squared
 from anyorder.online.regret import usual_regularization
 from anyorder.participation import MinSeparation
 from anyorder.plan.plan import Plan
@@ -625,8 +627,8 @@ def fit(
     """Fit a model to a table, one pass for each epoch, and write the folder of the run.
 
     The folder holds model.json, run.privacy.json (the certificate), plan.json, metrics.json and report.html, which may
-    be shown; and checkpoint.pt with what lies beside it and run.evidence.json, which are as secret as the data, and
-    which its .gitignore names.
+    be shown; and the folder secret (checkpoint.pt with its journal, run.evidence.json), which is as secret as the data
+    and in its .gitignore.
 
     Guarantee: everything that is printed and written to be shown is a function of the released sums, the settings, the
     header, the number of lines, and with user_key of which lines name which user. Unit: the row, or the user;
@@ -797,7 +799,8 @@ def _run(work: _Work, begun: FitResult, observer: Observer, key: bytes | None) -
         made = FitResult(path, work.settings, plan, begun.regularization, model, None)
         folder.write_json(path / MODEL, model.to_dict())
         learner.evidence().save(path / folder.EVIDENCE)
-        folder.replace(path / folder.CERTIFICATE, learner.certificate().save)
+        shown = replace(learner.certificate(), weights=(sha256((path / MODEL).read_bytes()).hexdigest(),))
+        folder.replace(path / folder.CERTIFICATE, shown.save)
     if (test := work.settings.test_csv) is not None:
         found = model.test(test)
         made = replace(made, score=found.score, test_rows=found.rows, test_unreadable=found.unreadable)

@@ -14,7 +14,8 @@ from anyorder.formats import read_json as read_object
 
 __all__ = [
     "ACCURACY_PLOT", "BUDGET", "CERTIFICATE", "CHECKPOINT", "EVIDENCE", "METRICS", "MODEL", "NOISE_PLOT", "PLAN",
-    "fresh", "has_begun", "held", "hide_secrets", "read_json", "replace", "say_begun", "write_json", "write_metrics",
+    "SECRET", "fresh", "has_begun", "held", "hide_secrets", "read_json", "replace", "say_begun", "write_json",
+    "write_metrics",
 ]  # fmt: skip
 
 MODEL = "model.pt"
@@ -22,14 +23,15 @@ METRICS = "metrics.json"
 PLAN = "plan.json"
 BUDGET = "budget.json"  # where the run is entered, and under which word
 CERTIFICATE = "run.privacy.json"
-CHECKPOINT = "checkpoint.pt"  # secret: it holds the noise key
-EVIDENCE = "run.evidence.json"  # secret: who was in which step
+SECRET = "secret"  # the folder of all that is as secret as the data; what lies beside it may be shown
+CHECKPOINT = f"{SECRET}/checkpoint.pt"  # it holds the noise key
+EVIDENCE = f"{SECRET}/run.evidence.json"  # who was in which step
 ACCURACY_PLOT = "accuracy.png"
 NOISE_PLOT = "noise.png"
 
 
 _LOCK = ".lock"
-_BEGINNING = {".gitignore", PLAN, METRICS, BUDGET, _LOCK}
+_BEGINNING = {".gitignore", PLAN, METRICS, BUDGET, _LOCK, SECRET}
 
 
 @contextlib.contextmanager
@@ -64,6 +66,7 @@ def held(path: Path) -> Iterator[None]:
     except OSError as problem:
         raise ArgumentError(f"output folder {path} cannot be written: {problem.strerror or problem}") from problem
     try:
+        (path / SECRET).mkdir(mode=0o700, exist_ok=True)
         yield
     finally:
         os.close(descriptor)
@@ -97,20 +100,17 @@ def write_metrics(path: Path, metrics: dict[str, Any]) -> None:
 
 
 def _check_unused(path: Path) -> None:
-    hidden = f".{CHECKPOINT}."  # the journal, and the checkpoint while it is written
+    hidden = f".{Path(CHECKPOINT).name}."  # the journal, and the checkpoint while it is written
     names = [durable.name_of_rest(name) or name.removesuffix(".part") for name in os.listdir(path)]
-    if not all(name in _BEGINNING or name.startswith(hidden) for name in names) or has_begun(path):
+    begun = all(name in _BEGINNING for name in names)
+    if begun and SECRET in names:
+        begun = all((durable.name_of_rest(name) or name).startswith(hidden) for name in os.listdir(path / SECRET))
+    if not begun or has_begun(path):
         raise ArgumentError(f"output folder {path} holds files already: choose another, or resume the run in it")
 
 
-_IGNORED = f"""# Secret, as the data is: the noise key, who was in which step, what each step used its noise on.
-# All else in this folder may be shown.
-{CHECKPOINT}
-{CHECKPOINT}.*
-.{CHECKPOINT}.*
-.*.journal
-{EVIDENCE}
-.{EVIDENCE}.*
+_IGNORED = f"""# As secret as the data: the noise key, who was in which step, what each step used its noise on.
+{SECRET}/
 # Empty: held while a run goes on.
 {_LOCK}
 """

@@ -563,9 +563,9 @@ def train(
     """Train on a data set by name, and write the folder of the run.
 
     The folder holds model.pt (state dict), metrics.json (test accuracy by epoch, claims, settings), plan.json,
-    run.privacy.json (the certificate), report.html, accuracy.png and noise.png, which may be shown; and checkpoint.pt
-    and run.evidence.json, which are as secret as the data, and which its .gitignore names. No loss or accuracy on
-    training data is computed or written: that would be a release of its own.
+    run.privacy.json (the certificate), report.html, accuracy.png and noise.png, which may be shown; and the
+    folder secret (checkpoint.pt with its journal, run.evidence.json), which is as secret as the data. No loss or
+    accuracy on training data is computed or written: that would be a release of its own.
 
     Args:
         settings: see `Settings.of`.

@@ -374,7 +374,8 @@ def _cell(number: str, told: str) -> Html:
 def _right_text(unit: str, neighbours: str) -> str:
     about = "which of two things its data was" if neighbours == "replace-one" else "whether it was used"
     return (
-        f"how often the best guesser is right about one {unit}, {about}, where a coin decided (50 % is blind guessing)"
+        f"how often the best guesser is right about one {unit}, {about}, where a fair draw decided "
+        "(50 % is blind guessing)"
     )
 
 

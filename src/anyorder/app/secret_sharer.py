@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from anyorder.accounting.curves import Curve
 from anyorder.app.text import Text, load_function
-from anyorder.audit import Memorised, Secrets, epsilon_lower_bound, group_curve, p_value
+from anyorder.audit import Memorised, Secrets, epsilon_lower_bound, p_value
 from anyorder.audit.bounds import Method
 from anyorder.audit.result import REFUTED
-from anyorder.audit.secrets import LogProb
+from anyorder.audit.secrets import LogProb, group_curve
 from anyorder.errors import ArgumentError
 from anyorder.plan.plan import Plan
 
@@ -120,7 +120,7 @@ def share(
         count, words, repeats, candidates: see `Secrets`.
         delta: of the bound, and of the claim it stands beside.
         seed: of phrases and candidates.
-        key: 32 bytes that coins and positions are drawn from, for tests; None takes them from the operating system.
+        key: 32 bytes that draws and positions are drawn from, for tests; None takes them from the operating system.
     Cost: the training, and that of `Secrets.ranks`.
     """
     if count < 2:
@@ -128,9 +128,9 @@ def share(
     secrets = Secrets(count, words, vocabulary=text.vocabulary, seed=seed)
     size, key = secrets.size(candidates), os.urandom(32) if key is None else key
     observer = observer or SharerObserver()
-    included = secrets.coins(key)
+    included = secrets.draw(key)
     if included.all() or not included.any():
-        raise ArgumentError(f"all {count} coins fell alike: begin again, with more canaries")
+        raise ArgumentError(f"all {count} draws came out alike: begin again, with more canaries")
     planted = secrets.insert(text.train, repeats, included=included, empty=True, key=key)
     observer.planted(len(planted.corpus), int(included.sum()))
     log_prob, plan = train(planted.corpus, text.vocabulary)

@@ -66,7 +66,8 @@ def go_on(path: Path, kind: str, read: Callable[[dict[str, Any]], T]) -> Iterato
     with folder.held(path):
         if not (path / folder.CHECKPOINT).exists() and folder.has_begun(path):
             raise CheckpointError(
-                f"{path} holds no {folder.CHECKPOINT}, and the run took steps, or was about to: start a new one"
+                f"{path} holds no {folder.CHECKPOINT}, and the run took steps, or was about to: start a new one; "
+                f"or, of a run of an earlier version, move its checkpoint and hidden journal to {path / folder.SECRET}"
             )
         yield settings, Plan.load(path / folder.PLAN, large=True)
 

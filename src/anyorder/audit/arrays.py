@@ -1,4 +1,4 @@
-"""Audits of any program: what it released as arrays, the canaries that it may have used, the coins, and its claim.
+"""Audits of any program: what it released as arrays, the canaries that it may have used, the draws, and its claim.
 
 Two kinds. *White box*: the rows that were released, step by step, and where each canary was, or could have been
 (`from_rows`). *Models only*: one score for each canary, made by whoever attacks in whatever way (`from_scores`). Both
@@ -46,7 +46,7 @@ def from_rows(
 ) -> Audited:
     """The white box: scores of canaries from released rows, whitened by the C that the program says it has.
 
-    Of rows Ghat = G + noise_std C^-1 Z, and of a canary that adds clip_norm g_c at the steps pi where its coin came up,
+    Of rows Ghat = G + noise_std C^-1 Z, and of a canary that adds clip_norm g_c at the steps pi that its draw gave it,
 
         s_c = (C pi)^T (C Ghat) g_c / ||C pi|| ~ N(included clip_norm ||C pi||, noise_std^2)
 
@@ -63,7 +63,7 @@ def from_rows(
         released: (n, d) array, memory map, or any iterable of n rows of d numbers; each is looked at once, in order.
             What models tell is enough: for SGD with learning rate 1 a row is the model before less the model after.
         canaries: `Canaries`; or (count, d) unit vectors; or (count,) integers: canary c is 1 in that coordinate.
-        included: (count,) bools or 0/1, the coins.
+        included: (count,) bools or 0/1, the draws.
         claim: what the program says: (epsilon, delta), or a curve of `anyorder.accounting`.
         noise_std: the standard deviation s, in the units of the rows.
         clip_norm: what an included canary adds to a row, in the units of the rows: of means over B examples that were
@@ -74,7 +74,7 @@ def from_rows(
         strategy: C: a `Strategy`; (n, n) numbers; (m,) numbers, the first column of a Toeplitz matrix; None for
             independent noise.
         sampling_probability: q, for a secret sample of the steps; None where steps are what they are.
-        neighbours: of the claim, and so what a coin decides: "replace-one" where one that does not come up puts -g_c in
+        neighbours: of the claim, and so what a draw decides: "replace-one" where one that does not come up puts -g_c in
             the place of g_c; "zero-out" and "add-or-remove" where it leaves nothing. A claim for the latter says
             nothing of the former.
         independent: whether scores are independent of each other, as those of orthogonal canaries are if the noise is
@@ -133,11 +133,11 @@ def from_scores(
     """Models only, or any attack: one score for each canary, the higher, the more it looks as if it was included.
 
     For models the loss at the start less the loss at the end, or minus the loss, of each canary; of many runs with one
-    canary each, a score for each run. Nothing is asked of how scores were made, but that no coin had a hand in it.
+    canary each, a score for each run. Nothing is asked of how scores were made, but that no draw had a hand in it.
 
     Args:
         scores: (count,) finite.
-        included: (count,) bools or 0/1, the coins.
+        included: (count,) bools or 0/1, the draws.
         claim: what the program says: (epsilon, delta), or a curve of `anyorder.accounting`.
         delta: where epsilon is read off the claim; None for that of a pair.
         noise_std: the standard deviation of a score under the claim, where it is a Gaussian.
@@ -246,7 +246,7 @@ def _memory_map(file: Path) -> Any:
 
 
 def _claimed(claim: Claim, delta: float | None, neighbours: str | None) -> tuple[Curve | Stated, float, float]:
-    """The claim, and a point on it; `neighbours` is what coins decide, None where nobody knows."""
+    """The claim, and a point on it; `neighbours` is what draws decide, None where nobody knows."""
     if isinstance(claim, (tuple, list)):
         if len(claim) != 2:
             raise ArgumentError(f"claim must be a curve or a pair (epsilon, delta), got {len(claim)} numbers")
@@ -258,7 +258,7 @@ def _claimed(claim: Claim, delta: float | None, neighbours: str | None) -> tuple
         raise ArgumentError(f"claim must be a curve or a pair (epsilon, delta), got {type(claim).__name__}")
     if neighbours is not None and NEIGHBOURS[claim.neighbours] != NEIGHBOURS[neighbours]:
         raise ArgumentError(
-            f"neighbours must be those of the claim, {claim.neighbours!r}, got {neighbours!r}: what coins decide would "
+            f"neighbours must be those of the claim, {claim.neighbours!r}, got {neighbours!r}: what draws decide would "
             "be more, or less, than what the claim is about"
         )
     if delta is None:
@@ -280,7 +280,7 @@ def _products(released: Iterable[Any], canaries: Canaries | ArrayLike, count: in
     """(n, count) inner products of every row with every canary."""
     dot, size, found = _dot(canaries)
     if found != count:
-        raise ArgumentError(f"canaries must be one for each of {count} coins in included, got {found}")
+        raise ArgumentError(f"canaries must be one for each of {count} draws in included, got {found}")
     products = []
     for row in released:
         flat = checks.array("a row of released", np.asarray(checks.plain(row)).reshape(-1), ndim=1)

@@ -277,30 +277,30 @@ def _of_coins(
     loader: Any, run: Stretch, q: float, batches: int, size: int, ranks: int, members: Indices | None, *,
     empty: float = 0.0, is_fresh: bool = True,
 ) -> Arrivals:  # fmt: skip
-    """Args: is_fresh: whether each epoch surely has coins of its own: a DataLoader tells no batch sampler the epoch."""
+    """Args: is_fresh: whether each epoch surely has draws of its own: a DataLoader tells no batch sampler the epoch."""
     span = _span(run, batches)
     order = f"Poisson sampling with probability {q:.6g}"
     period = None
     if not is_fresh and (span["epochs"] or 0) > 1:
-        order += " (the same coins in each epoch, unless set_epoch is called before it)"
+        order += " (the same draws in each epoch, unless set_epoch is called before it)"
         period = -(-batches // run.accumulate)
     facts = {"batches": batches, "batch_size": max(1, round(q * size)), "dataset_size": size, **span}
     names = names_of(loader, run.unit, members)
     if isinstance(names, str):
         return _unknown(order, names, facts)
     if period is not None and run.joined(batches) > 1:
-        return _unknown(order, f"the coins may come again, in other steps: {_LEFT}", facts)
+        return _unknown(order, f"the draws may come again, in other steps: {_LEFT}", facts)
     coins = (1 if names is None else int(np.bincount(names).max())) * _extra_ranks(ranks) * run.accumulate
-    secret = "it holds while the seed of the coins is secret"
+    secret = "it holds while the seed of the draws is secret"
     if coins == 1:
         because = f"each example is in each step by a draw of its own, as the accountant assumes; {secret}"
         if period is not None:
-            because = f"each example is in each step of an epoch by a coin, and by the same one in all epochs; {secret}"
+            because = f"each example is in each step of an epoch by a draw, and by the same one in all epochs; {secret}"
         visits: Visits = SampledVisits(q, span["steps"], empty=min(1.0, empty * span["steps"]), period=period)
         return Arrivals(order, visits, because, participation=_planned(loader, run, facts), **facts)
     because = (
-        f"a unit has {coins} coins in each step, where the accountant assumes one (examples of one unit, batches that "
-        "are accumulated, or ranks that all draw from the whole data set); the coins are taken as public"
+        f"a unit has {coins} draws in each step, where the accountant assumes one (examples of one unit, batches that "
+        "are accumulated, or ranks that all draw from the whole data set); the draws are taken as public"
     )
     return Arrivals(order, DrawnVisits(coins, q, span["steps"], period), because, **facts)
 

@@ -2,8 +2,8 @@
 
 A higher score always means "included". Every method is named by what it assumes:
 
-    one_run          (epsilon, delta)-DP, any mechanism; fair independent coins            [Steinke et al. 2023]
-    f_dp             f-DP, any mechanism; fair independent coins; an epsilon is that of the largest mu-GDP refuted
+    one_run          (epsilon, delta)-DP, any mechanism; fair independent draws            [Steinke et al. 2023]
+    f_dp             f-DP, any mechanism; fair independent draws; an epsilon is that of the largest mu-GDP refuted
                                                                                            [Mahloujifar et al. 2024]
     gaussian         scores are normal, one standard deviation, independent: an estimate   [t statistic]
     clopper_pearson  pairs (score, included) are independent: many runs, one canary each   [Clopper & Pearson 1934]
@@ -196,26 +196,26 @@ def epsilon_lower_bound(
 ) -> float:
     """A lower bound of epsilon at delta, from one attack.
 
-    What is random, and so what "probability" is of: the coins and the mechanism's noise. Above the true epsilon with
+    What is random, and so what "probability" is of: the draws and the mechanism's noise. Above the true epsilon with
     probability 1 - confidence at most, where what the method assumes holds:
 
-        one_run          each canary was in or out by a fair coin of its own, and scores come from the release alone.
+        one_run          each canary was in or out by a fair draw of its own, and scores come from the release alone.
                          Of the mechanism nothing is asked; canaries may disturb each other. `one_run.chance`
-        f_dp             the same coins; the mechanism's epsilon at delta is that of the least mu for which it is
+        f_dp             the same draws; the mechanism's epsilon at delta is that of the least mu for which it is
                          mu-GDP, as for every Gaussian mechanism. (Of any mechanism it refutes mu-GDP; that
                          (epsilon, delta)-DP fails as well follows only for those.) `f_dp.chance`
         gaussian         scores of included canaries are N(a + mu s, s^2), of others N(a, s^2), independent: an estimate
-                         under this law. Coins may be any. `gaussian_law.limits`
+                         under this law. Draws may be any. `gaussian_law.limits`
         clopper_pearson  the pairs (score, included) are independent: one canary in each of many runs, or canaries whose
-                         scores have nothing to do with each other. Coins may be any. `many_runs.largest_epsilon`
+                         scores have nothing to do with each other. Draws may be any. `many_runs.largest_epsilon`
 
     Args:
-        scores: (m,) finite; higher for "included". Equal scores are taken in an order that no coin had a hand in.
+        scores: (m,) finite; higher for "included". Equal scores are taken in an order that no draw had a hand in.
         included: (m,) bools or 0/1. All may be in, or out, but for "gaussian".
         delta: from 0 to below 1; above 0 for "f_dp" and "gaussian", whose mechanisms have no epsilon at 0.
         confidence: strictly between 0 and 1.
         method: the word of one of the four.
-        guesses: for "one_run" and "f_dp": how many of the m coins are guessed, half of them in, half of them out; fixed
+        guesses: for "one_run" and "f_dp": how many of the m draws are guessed, half of them in, half of them out; fixed
             before the scores were seen. None: the shares 0.15 and 0.5 of m, both tried, each at half of
             1 - confidence.
         threshold: for "clopper_pearson": a score from which on a canary is guessed in, fixed before the scores were
@@ -259,19 +259,19 @@ def p_value(
     guesses: int | None = None,
     threshold: float | None = None,
 ) -> float:
-    """The probability, at most, of scores that tell as much of the coins or more, if the claim is true.
+    """The probability, at most, of scores that tell as much of the draws or more, if the claim is true.
 
     Under a true claim, and where what the method assumes holds (see `epsilon_lower_bound`), P[p <= a] <= a for every a.
     By "clopper_pearson" and "f_dp" the whole curve is tested, by "one_run" 200 pairs (epsilon, delta(epsilon)) of it,
     at no cost: each bounds the same probability, and so "f_dp" takes the least of both. By "gaussian" p is
     P[T >= the t found] for the claim's mu, exact.
 
-    How small it can be: by "one_run" and "f_dp" not as small as m coins suggest, for a mechanism that keeps the claim
-    may give away all coins at once with a small probability; an f-DP p-value below 1e-6 needs a small mu. By "gaussian"
+    How small it can be: by "one_run" and "f_dp" not as small as m draws suggest, for a mechanism that keeps the claim
+    may give away all draws at once with a small probability; an f-DP p-value below 1e-6 needs a small mu. By "gaussian"
     and "clopper_pearson", where scores have nothing to do with each other, it falls exponentially in m.
 
     Args:
-        claim: a `Curve`, or (epsilon, delta), for a coin that puts one canary in or leaves it out. (That of a curve for
+        claim: a `Curve`, or (epsilon, delta), for a draw that puts one canary in or leaves it out. (That of a curve for
             "replace-one" is true as well, and twice as lax.) By "gaussian" a `Gaussian`, or a pair with delta above 0,
             which is read as that of its mu.
         scores, included, method, guesses, threshold: as in `epsilon_lower_bound`. Several numbers of guesses: the

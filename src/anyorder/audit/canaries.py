@@ -199,7 +199,7 @@ class Canaries(SetOnce):
     O(dimension). Random ones are directions in all `dimension` coordinates, drawn independently; they are made again,
     block by block, whenever they are needed: O(count dimension) for a row. No (count, size) matrix is kept.
 
-    The vectors are public. What is secret is which of them were added: see `coins`.
+    The vectors are public. What is secret is which of them were added: see `draw`.
 
     Args:
         size: coordinates of a released row.
@@ -255,13 +255,13 @@ class Canaries(SetOnce):
         """Coordinates of one canary."""
         return self.dimension // self.count if self.orthogonal else self.dimension
 
-    def coins(self, key: bytes | None = None) -> NDArray[np.bool_]:
-        """(count,) independent fair coins, which decide who is included.
+    def draw(self, key: bytes | None = None) -> NDArray[np.bool_]:
+        """(count,) independent fair draws, which decide who is included.
 
         They do not follow from the seed: whoever scores what was released knows the vectors, and must not know them.
 
         Args:
-            key: 32 bytes for reproducible tests; in use None: the coins then come from the operating system.
+            key: 32 bytes for reproducible tests; in use None: the draws then come from the operating system.
         """
         source = NoiseSource.random() if key is None else NoiseSource(key).derive(b"coins of canaries")
         return np.asarray(source.words(0, 0, self.count) & 1 == 1)
@@ -463,7 +463,7 @@ def scores(
         released: the n rows, (n, size) or any iterable of n rows of `size` numbers in any shape, NumPy or torch; each
             is looked at once, in order.
         strategy: C; None for independent noise.
-        participations: the steps where each canary is, or would be had its coin come up: one list for each canary, or
+        participations: the steps where each canary is, or would be had its draw put it in: one list for each canary, or
             one list for all; or bools over steps, (count, n) or (n,).
         canaries: the directions.
         whiten: False for the plain sum over its steps, sum_t pi_c[t] <row_t, g_c> / sqrt(|pi_c|), which knows nothing
@@ -699,7 +699,7 @@ def worst_steps(strategy: Strategy, participation: Participation) -> Steps:
     The true maximum over all allowed sets of steps where C^T C has no negative entry and the patterns are listed, or
     where they are few, or single steps, or `Separated` under a Toeplitz C whose first column neither rises nor goes
     below zero: then 0, b, 2b, .. Elsewhere the best of regular patterns, improved step by step. Under secret sampling:
-    of the steps that the coins can give, as if they were known.
+    of the steps that the draws can give, as if they were known.
 
     Args:
         strategy: C.
@@ -723,7 +723,7 @@ def random_steps(participation: Participation, count: int, source: NoiseSource) 
     """Allowed steps for each of `count` canaries, as many as a unit may take, independent of each other.
 
     Listed patterns are drawn evenly; in shuffled epochs each step of an epoch is as likely as any other; separated
-    steps are drawn evenly among all sets of the largest size. Under secret sampling they are of what the coins can
+    steps are drawn evenly among all sets of the largest size. Under secret sampling they are of what the draws can
     give, and not drawn by their law: `plant` does that.
 
     Args:

@@ -1,12 +1,12 @@
 """One run, a whole trade-off function: f-DP in one run [Mahloujifar, Melis, Chaudhuri 2024].
 
-As in `one_run`, m canaries have fair coins of their own, and r of them are guessed from the release. A mechanism is
-f-DP where no test of one canary's coin, the others known, has errors below the curve f: with a false alarms at least
+As in `one_run`, m canaries have fair draws of their own, and r of them are guessed from the release. A mechanism is
+f-DP where no test of one canary's draw, the others known, has errors below the curve f: with a false alarms at least
 f(a) misses. That says more than one pair of epsilon and delta, and so more follows from what was guessed.
 
-What follows, for f symmetric. Let N be the number of right guesses, and S a set of numbers. Of canary i with the coins
+What follows, for f symmetric. Let N be the number of right guesses, and S a set of numbers. Of canary i with the draws
 of all others known, "guessed in, and the number of other right guesses is in S" is an event of the release; so is
-"guessed out, and ..". Where the coin is as guessed these are right guesses, else wrong ones, and f-DP bounds the first
+"guessed out, and ..". Where the draw is as guessed these are right guesses, else wrong ones, and f-DP bounds the first
 by the second. Averaged over the guess and over all canaries, f being convex:
 
     wrong >= f(1 - right),   right = E[N; N - 1 in S] / m,   wrong = E[r - N; N in S] / m

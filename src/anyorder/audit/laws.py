@@ -152,7 +152,7 @@ def echo(
     there = np.asarray(included, dtype=np.bool_)
     if there.ndim != 1 or len(steps) != len(there) or not there.any():
         raise ArgumentError(
-            f"included must be (count,) coins, at least one of them true, and steps must name those of each canary; "
+            f"included must be (count,) draws, at least one of them true, and steps must name those of each canary; "
             f"got shape {there.shape} and {len(steps)} lists of steps"
         )
     there_at = participations(steps, strategy.n)[:, there]
@@ -267,11 +267,11 @@ def _shape(W: Floats) -> float:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Whether batches have the law of the coins that a claim rests on: tests of who was in which step.
+# Whether batches have the law of the draws that a claim rests on: tests of who was in which step.
 #
 # Amplification asks more of an order than that units come as often as planned: steps must be drawn by the law of the
 # rule, for each unit by itself, and anew for each run. A bin that follows from the unit's number, a shuffle that is cut
-# into batches, a bin drawn anew in each epoch, or the coins of another run have batches that look well one by one.
+# into batches, a bin drawn anew in each epoch, or the draws of another run have batches that look well one by one.
 #
 # Who was in which step is as secret as the data: this is for tests of samplers, and for audits of runs that are thrown
 # away. Every p-value is of an exact law, or a union bound of some.
@@ -284,7 +284,7 @@ _IMPOSSIBLE = NoiseLaw({"possible": 0.0})
 
 
 def order_law(there: ArrayLike, participation: Participation, before: ArrayLike | None = None) -> NoiseLaw:
-    """Whether a run's batches look drawn by the coins of a rule.
+    """Whether a run's batches look drawn as an order draws them.
 
     - "possible": 0, alone, where the rule never gives such steps (one bin for a unit, its group, the distance ..).
     - "even": bins, or batches, that differ in size by too much or too little: a shuffle that is cut is too even.

@@ -778,9 +778,9 @@ def _combined(said: Arrivals, seen: Observed) -> Arrivals:
     match said.visits:
         case SampledVisits() | DrawnVisits():
             if seen.is_redrawn:
-                words = "the same batches came again, so that no coins were tossed anew (a seed that is set again?)"
+                words = "the same batches came again, so that nothing was drawn again (a seed that is set again?)"
             elif seen.reused:
-                words = "batches were used in several steps, so that not each step had coins of its own"
+                words = "batches were used in several steps, so that not each step had draws of its own"
             else:
                 return said
             return replace(said, visits=watched, because=f"{words}; {because}", participation=None)

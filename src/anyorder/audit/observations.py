@@ -121,10 +121,10 @@ def size_of(dataset: Any) -> int | None:
 #
 # and `weight` below is that sum of squares. A closed set of what may be known of an order:
 #
-#     AtMost    weight never above a number, in whatever order that does not depend on the data
-#     Coins     each example of the unit in each step by a secret draw of its own: Poisson sampling
-#     Draws     m_t of independent Binomials: sampling with replacement; the draws taken as public
-#     Unknown   nothing: no epsilon is finite
+#     AtMost         weight never above a number, in whatever order that does not depend on the data
+#     SampledVisits  each example of the unit in each step by a secret draw of its own: Poisson sampling
+#     DrawnVisits    m_t of independent Binomials: sampling with replacement; the draws taken as public
+#     Unknown        nothing: no epsilon is finite
 
 
 Floats = NDArray[np.float64]
@@ -207,7 +207,7 @@ Visits = AtMost | SampledVisits | DrawnVisits | Unknown
 def epsilon_of(visits: Visits, noise_multiplier: float, delta: float) -> float:
     """The smallest epsilon that follows, for independent noise; infinity where none does.
 
-    Neighbours: zero-out, for any data-independent order; add-or-remove for `Coins`.
+    Neighbours: zero-out, for any data-independent order; add-or-remove for `SampledVisits`.
 
     Args:
         visits: how often a unit comes.
@@ -231,7 +231,7 @@ def epsilon_of(visits: Visits, noise_multiplier: float, delta: float) -> float:
 
 
 def _of_coins(coins: SampledVisits, sigma: float, delta: float) -> float:
-    """That of Poisson sampling, at the delta that is left after steps that are not what their coins said.
+    """That of Poisson sampling, at the delta that is left after steps that are not what their draws said.
 
     A run that is another one with probability `empty` at most, on either side, is (e, d + empty (1 + exp(e)))-DP where
     that other one is (e, d)-DP.

@@ -1,6 +1,6 @@
 """One run, (epsilon, delta): how many secret draws can be guessed right [Steinke, Nasr, Jagielski 2023].
 
-Each of m canaries is in or out by a fair coin of its own. A guesser who sees the release alone guesses r of the coins.
+Each of m canaries is in or out by a fair draw of its own. A guesser who sees the release alone guesses r of the draws.
 Let N of the guesses be right, B ~ Binomial(r, q) with q = 1 / (1 + e^-epsilon), and b_k = P[B = k]. Then
 
     P[N >= v] <= beta + m delta beta (1 - beta) / (v b_v),   beta = P[B >= v]
@@ -10,8 +10,8 @@ For delta = 0 this is their theorem: randomised response guesses best. Their ter
 r q it is too small: some mechanism of two canaries, (1, 0.05)-DP, has P[N >= 1] = 0.9447, and their formula 0.9421. The
 one above is the largest probability that any mechanism has, as long as that mechanism's P[N = 0] is not negative.
 
-Proof. Of canary i, the coins of all others known, "guessed in, and j other guesses are right" with j in a set S is an
-event of the release, and so is "guessed out, ..". Where the coin is as guessed, these are right guesses, else wrong
+Proof. Of canary i, the draws of all others known, "guessed in, and j other guesses are right" with j in a set S is an
+event of the release, and so is "guessed out, ..". Where the draw is as guessed, these are right guesses, else wrong
 ones. (epsilon, delta)-DP compares the two; averaged over the guess and all canaries, with p_j = P[N = j],
 
     sum_{j in S} (j + 1) p_{j+1} - e^epsilon (r - j) p_j  <=  m delta       for every S
@@ -54,8 +54,8 @@ def right_guesses(
     """(r, v) for each number of guesses r that is tried: v of them are right.
 
     The r/2 highest scores are guessed in, the r/2 lowest out. That may depend on the scores in any way, not on the
-    coins; so equal scores are taken in a scattered order of their positions that no coin had a hand in, and that is no
-    help to a list which was sorted by its coins.
+    draws; so equal scores are taken in a scattered order of their positions that no draw had a hand in, and that is no
+    help to a list which was sorted by its draws.
 
     Args:
         guesses: their number, from 1 to m; None: those of `SHARES`.

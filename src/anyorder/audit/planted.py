@@ -8,7 +8,17 @@ from numpy.typing import NDArray
 from anyorder import checks
 from anyorder.accounting.curves import Gaussian
 from anyorder.accounting.gaussian import NEIGHBOURS
-from anyorder.audit.canaries import Canaries, Patterns, SampledScorer, Scorer, as_released, drawn, visible, worst_steps
+from anyorder.audit.canaries import (
+    Canaries,
+    Patterns,
+    SampledScorer,
+    Scorer,
+    as_released,
+    drawn,
+    random_steps,
+    visible,
+    worst_steps,
+)
 from anyorder.audit.result import Audited
 from anyorder.audit.secret_steps import SecretScorer, drawn_steps
 from anyorder.errors import ArgumentError, ParticipationError, TrainingError
@@ -39,38 +49,38 @@ def plant(
 
     At each of its steps an included canary adds clip_norm g_c to the un-noised total, inside the release core, as a
     unit of its own that was clipped. Everything behind that point is the run's own: journal, noise, division,
-    optimizer. The neighbours of the plan say what a coin decides: with or without the canary; under "replace-one",
+    optimizer. The neighbours of the plan say what a draw decides: with or without the canary; under "replace-one",
     g_c or -g_c.
 
-    The claim of the run's own units stays what it was. The vectors are public, coins and vectors do not depend on the
-    units; so for every outcome of the coins the release is the planned mechanism on totals in which each unit has the
+    The claim of the run's own units stays what it was. The vectors are public, draws and vectors do not depend on the
+    units; so for every outcome of the draws the release is the planned mechanism on totals in which each unit has the
     part that it had, beside a constant: for neighbours the same one. What the canaries cost is accuracy. So the release
-    may be shown, with coins and all that follows from both.
+    may be shown, with draws and all that follows from both.
 
     An informed result is no such thing. Its scores are what was released less what the units added, so whoever has the
     scores, or exact numbers that follow from them, and what was released, or a model that it trained, has the sums
     without noise: no epsilon covers that. The result is then as secret as the data, and `to_dict` refuses to write it.
-    If neither the release nor anything made of it is left, the result is a function of noise, coins and claim
+    If neither the release nor anything made of it is left, the result is a function of noise, draws and claim
     alone, the same whatever the data are (but for the rounding of floats, far below the noise that nobody knows any
     more), and tells nothing of the units: so `anyorder.app.audit_training` trains a copy and discards it.
 
-    Under secret sampling a canary draws its steps by the law of the plan's rule, with coins of its own, and its score
+    Under secret sampling a canary draws its steps by the law of the plan's rule, with draws of its own, and its score
     is the log likelihood ratio of `anyorder.audit.secret_steps`: the best test for who does not know the steps. Steps
     are not given then. With `known`, `result(known=True)` is what those would see to whom all batches became known.
 
     Args:
         release: an `anyorder.Release` or an engine after `make_private`; before its first step, in one process, and
-            without a checkpoint: canaries would have to come back after a resume with the coins that they had.
+            without a checkpoint: canaries would have to come back after a resume with the draws that they had.
         canaries: of `release.whole_size` coordinates: the release's, and those of its tables behind them; for an engine
             all trainable parameters, one behind the other.
-        steps: of each canary, or of all, as `scores` takes them; each must be allowed by the plan's participation. None
-            for `worst_steps`.
-        key: 32 bytes for the coins of reproducible tests; None for coins from the operating system.
+        steps: of each canary, or of all, as `scores` takes them; each must be allowed by the plan's participation.
+            "random" draws them among all that are; None takes those of which a release shows most.
+        key: 32 bytes for the draws of reproducible tests; None for draws from the operating system.
         totals: keep un-noised totals and what was released, n times size numbers: for small runs; a number of
-            coordinates to keep them of so many, drawn as the coins are: for large ones.
+            coordinates to keep them of so many, drawn as who is in: for large ones.
         informed: the attacker knows what the units of the data add, as the claim allows, and takes it away before the
             scores. They then have the law of the noise alone, and show all of mu; else the data's gradients hide some,
-            may agree with the coins by chance, and may answer noise that was released before: the verdict is then by
+            may agree with the draws by chance, and may answer noise that was released before: the verdict is then by
             "f_dp", which holds whatever the data are and refutes little.
         known: under secret sampling: score also as one who knows in which steps a canary is, or would be.
     Returns: a `PlantedCanaries`, to be asked for its `result()` when the run is over.
@@ -87,8 +97,8 @@ class PlantedCanaries:
         canaries: the directions.
         steps: (count,) tuples of steps; None under secret sampling.
         drawn: under secret sampling, (count,) tuples of the steps that were drawn for each canary, none perhaps: where
-            it is, or would be had its coin come up. Who scores what was released must not know them. Else None.
-        included: (count,) bool, the coins: who scores what was released must not know them.
+            it is, or would be had its draw put it in. Who scores what was released must not know them. Else None.
+        included: (count,) bool, the draws: who scores what was released must not know them.
         kept_at: the coordinates that `totals` and `released` are of, ascending.
     """
 
@@ -113,7 +123,7 @@ class PlantedCanaries:
         plan = release.plan
         self.plan, self.canaries = plan, canaries
         source = NoiseSource.random() if key is None else NoiseSource(key)
-        self.included = canaries.coins(source.key)
+        self.included = canaries.draw(source.key)
         self._known: _KnownTotals | None = None
         self._scorer: Scorer | SampledScorer | SecretScorer
         self._mus: Floats | None
@@ -131,7 +141,12 @@ class PlantedCanaries:
         else:
             if known:
                 raise ArgumentError("known must be False where no draws are secret: the steps are known as it is")
-            given = worst_steps(plan.strategy, plan.participation) if steps is None else steps
+            given = steps
+            if steps is None:
+                given = worst_steps(plan.strategy, plan.participation)
+            elif isinstance(steps, str):
+                checks.choice("steps", steps, {"random"})
+                given = random_steps(plan.participation, canaries.count, source.derive(b"steps of canaries"))
             patterns = _allowed(Patterns(given, canaries.count, plan.n), plan)
             self._there = patterns
             self.steps, self.drawn = [patterns.steps[i] for i in patterns.of], None
@@ -305,6 +320,6 @@ def _allowed(patterns: Patterns, plan: Plan) -> Patterns:
     if wrong:
         raise ParticipationError(
             f"{wrong} of {len(patterns.steps)} sets of steps of canaries are not allowed: the plan covers "
-            f"{plan.participation.describe()}, and its claim is about no others; take worst_steps or random_steps"
+            f"{plan.participation.describe()}, and its claim is about no others; take steps=None or steps='random'"
         )
     return patterns

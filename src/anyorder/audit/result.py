@@ -30,7 +30,7 @@ class Stated:
     Attributes:
         stated_epsilon: the epsilon that is claimed.
         stated_delta: at this delta.
-        neighbours: what the coins of its audit decided, as of a curve.
+        neighbours: what the draws of its audit decided, as of a curve.
     """
 
     stated_epsilon: float
@@ -50,11 +50,11 @@ class Audited:
     scores ("f_dp": half the noise at epsilon 8 stays unseen by 1000 canaries), and much where they are independent,
     as those of orthogonal canaries are.
 
-    An attack that is to be repeated on the same release must not know the coins: `to_dict` leaves them out.
+    An attack that is to be repeated on the same release must not know the draws: `to_dict` leaves them out.
 
     Attributes:
         scores: (count,) of one run.
-        included: (count,) bool, the coins.
+        included: (count,) bool, the draws.
         noise_std: claimed standard deviation of a score; None where scores are no Gaussians (secret sampling).
         mus: (count,) the claimed mu of each canary's own steps; None where there is none.
         curve: the claim; `Stated` where it is no more than epsilon at delta.
@@ -66,7 +66,7 @@ class Audited:
             What is said of an informed audit may be shown only then.
         independent: whether scores are independent of each other, as they are where canaries are orthogonal, the noise
             is white across coordinates, and what everybody else adds was taken away. Where it was not, data that agree
-            with few coins by chance would refute a true claim.
+            with few draws by chance would refute a true claim.
     """
 
     scores: NDArray[np.float64] = field(repr=False)
@@ -174,20 +174,20 @@ class Audited:
 
     @property
     def alike(self) -> str | None:
-        """Words for coins that all fell alike: scores of one kind refute no claim. None where they did not."""
+        """Words for draws that all came out alike: scores of one kind refute no claim. None where they did not."""
         if self.included.any() and not self.included.all():
             return None
         here, there = ("in", "out") if self.included.all() else ("out", "in")
         return (
-            f"nothing was tested by scores: all coins fell alike, {counted(len(self.scores), 'canary')} {here} and "
-            f"none {there}; audit again, with more canaries or with coins that are fair"
+            f"nothing was tested by scores: all draws came out alike, {counted(len(self.scores), 'canary')} {here} and "
+            f"none {there}; audit again, with more canaries or with draws that are fair"
         )
 
     def to_dict(self, *, secrets: bool = False) -> dict[str, Any]:
         """JSON values: the claim and what the audit says of it.
 
         Args:
-            secrets: with scores, coins and the mu of each canary's steps.
+            secrets: with scores, draws and the mu of each canary's steps.
         Raises: ArgumentError without `secrets`, where the audit is informed and its run was not discarded: see `plant`.
         """
         if not secrets:

@@ -1,7 +1,7 @@
 """Canaries whose steps secret draws choose: how they draw them, and the best test of each.
 
 Under secret sampling a unit is in the random steps S, with probability w_S each, and nobody knows S. A canary draws its
-steps by the same law, with coins of its own. With y the whitened rows in its direction, in clip norms, m_S = C 1_S and
+steps by the same law, with draws of its own. With y the whitened rows in its direction, in clip norms, m_S = C 1_S and
 sigma = noise_std / clip_norm,
 
     y = m_S + sigma z if it is included, else sigma z;     score = log sum_S w_S exp((<m_S, y> - |m_S|^2 / 2) / sigma^2)
@@ -26,7 +26,7 @@ Bools = NDArray[np.bool_]
 
 
 def drawn_steps(participation: Participation, count: int, source: NoiseSource) -> Bools:
-    """(n, count) in which steps each of `count` canaries is, drawn by the law of the rule with coins of their own.
+    """(n, count) in which steps each of `count` canaries is, drawn by the law of the rule with draws of their own.
 
     Where units lie in groups, canary c lies in group c mod cycle. Under truncation a canary is in a step with the
     probability of a unit to be drawn and to stay, whoever else came.
@@ -34,7 +34,7 @@ def drawn_steps(participation: Participation, count: int, source: NoiseSource) -
     Args:
         participation: of secret sampling.
         count: number of canaries.
-        source: where the coins come from: of nothing else.
+        source: where the draws come from: of nothing else.
     Raises: ArgumentError for a rule without secret draws.
     """
     return sampled_rule(participation).canary_steps(checks.integer("count", count, low=1), source)

@@ -47,7 +47,7 @@ class Planted:
         corpus: the sequences, the corpus's own in their order.
         canary: (len(corpus),) int64: of each sequence, which canary it is or was left out; -1 for the corpus's own. The
             units of a run that protects whole canaries.
-        included: (count,) bool: which canaries are in. As secret as coins are.
+        included: (count,) bool: which canaries are in. As secret as draws are.
         repeats: how often each of them is.
     """
 
@@ -65,7 +65,7 @@ class Secrets(SetOnce):
         count: canaries.
         words: in each, 2 or more. The first is given to the model; the others are the secret.
         vocabulary: size V; words are 0, .., V - 1.
-        seed: a non-negative integer or bytes. Phrases may be public, coins not: those come from `coins`.
+        seed: a non-negative integer or bytes. Phrases may be public, draws not: those come from `draw`.
 
     Attributes:
         phrases: (count, words) int64.
@@ -93,8 +93,8 @@ class Secrets(SetOnce):
         drawn = _below(self.vocabulary, self.source.derive(b"phrases"), 0, self.count * self.words)
         self.phrases = frozen(drawn.reshape(self.count, self.words))
 
-    def coins(self, key: bytes | None = None) -> NDArray[np.bool_]:
-        """Fair independent coins, one for each canary: which are in.
+    def draw(self, key: bytes | None = None) -> NDArray[np.bool_]:
+        """Fair independent draws, one for each canary: which are in.
 
         Args:
             key: 32 bytes, for tests; None takes them from the operating system. Never a function of the seed alone.
@@ -118,7 +118,7 @@ class Secrets(SetOnce):
             corpus: sequences of words. None is changed, and their order is kept.
             repeats: of each canary; [Z21] takes 3, 9 and 15.
             included: (count,) bool; None for all.
-            empty: put an empty sequence where a canary that is left out would be. The two corpora of a coin then have
+            empty: put an empty sequence where a canary that is left out would be. The two corpora of a draw then have
                 as many examples in the same order, and one has nothing to give: neighbours by zero-out. Without,
                 they are neighbours by add-or-remove.
             key: 32 bytes that positions are drawn from; None takes the seed's.

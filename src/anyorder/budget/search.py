@@ -90,7 +90,7 @@ def prepare(
 
         mu_run^2 + mu_score^2 = mu^2,   mu_score^2 = share mu^2,   mu the most for which search_epsilon <= epsilon
 
-    **One curve for all runs.** A run draws its settings s by coins and shows them with its outcome, so for neighbours
+    **One curve for all runs.** A run draws its settings s at random and shows them with its outcome, so for neighbours
     D and D' its hockey-stick divergence is sum_s p(s) delta_s(eps), which is at most that of a curve that no delta_s
     exceeds. Of Gaussian curves that is the one with the largest mu. For other curves the largest at each epsilon may be
     that of no mechanism at all, so they must be equal.
@@ -179,7 +179,7 @@ def _common(curves: list[Curve]) -> Curve:
         raise PlanError(
             "the plans of a search must all be Gaussian, or all have the same curve, and these differ: search over "
             "batch_size, epochs and the like in orders without secret sampling (order='shuffled'), and with secret "
-            "sampling over what leaves its coins alone, such as clip_norm and learning rates"
+            "sampling over what leaves its draws alone, such as clip_norm and learning rates"
         )
     return curves[0]
 
@@ -441,7 +441,7 @@ def tune(
 ) -> Search:
     """Search for settings privately: the whole search keeps (epsilon, delta), not the best run alone.
 
-        K ~ law;   settings_1 .. settings_K by coins;   each run and its score keep one curve;   the best is shown
+        K ~ law;   settings_1 .. settings_K at random;   each run and its score keep one curve;   the best is shown
 
     The noise of the runs is found so that `search_epsilon(law, curve, delta)` is at most epsilon. What is released is
     the best run: settings, score, certificate, result, folder. K, all other runs and how long they took are as secret
@@ -759,5 +759,5 @@ def _exact(score: Any) -> Fraction | None:
 
 
 def _rank(record: dict[str, Any]) -> tuple[float, float]:
-    """By the score, and among equals by a coin, which no data moves."""
+    """By the score, and among equals by a draw, which no data moves."""
     return -math.inf if record["score"] is None else record["score"], record["coin"]

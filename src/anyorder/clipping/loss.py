@@ -15,8 +15,9 @@ tensors that write down what is done with them, in every batch:
               cannot run it. What decides are operations, shapes and where tensors come from, never their numbers.
 
 What counts as data is what the loader hands out and what is computed of it: a total of it that divides (`mask.sum()`,
-counts of classes) couples. A tensor that never met the batch is a public constant. Numbers that left torch are not
-followed: a Python number in the loss is the caller's word that it is public.
+counts of classes) couples. A tensor that never met the batch is a public constant. What `item` and `tolist` take out
+before `backward` are Python numbers that know it, as does what is computed of them: a loss that has one is refused.
+Other ways out of torch are not followed: any other Python number in the loss is the caller's word that it is public.
 
 *Normalisers.* A mean over a tensor divides by its shape, of which the rows are public; other dimensions (a padded
 length) are the same for every row of the batch, and are public where lengths are. A mean over labels (`cross_entropy`,
@@ -67,6 +68,10 @@ _OF_BATCH = Coupled(
 _EARLIER = Coupled("has numbers of an earlier batch, so that its examples move the gradients of others")
 _WRITTEN = Coupled(
     "has a tensor into which numbers of the batch were written, so that one example may move the gradients of others"
+)
+_TAKEN_OUT = Coupled(
+    "has a number that was taken out of the batch with item() or tolist(), so that one example may move the gradients "
+    "of others; such numbers may be printed and logged"
 )
 _NOT_FOLLOWED = Coupled("comes by a way that is not followed, so that one example may move the gradients of others")
 
@@ -268,6 +273,7 @@ class _Tape:
     def __init__(self, watch: LossWatch, size: int) -> None:
         self.watch, self.sizes = watch, [size]
         self.closed = self.allowed = self.exposed = self.followed_data = False
+        self.taken_out = self.of_numbers = False  # whether numbers were among the arguments of this call, of any
         self.states: list[State] = []
         self.roots: list[_Source] = []
         self.calls: list[_Call] = []
@@ -344,6 +350,7 @@ class _Tape:
         self.nodes |= {node: axis + batches for node, axis in other.nodes.items()}
         self._alive += other._alive
         self.exposed = self.exposed or other.exposed
+        self.of_numbers = self.of_numbers or other.of_numbers
         self.followed_data = self.followed_data and other.followed_data
         other.into = self, offset
         other._drop()
@@ -369,7 +376,10 @@ class _Tape:
         self.watch.escaped |= not own and _is_shown_elsewhere(written_to)
         key: list[Any] = [func]
         given: list[tuple[Tensor, State]] = []
+        self.taken_out = False
         stored = self._encode(args, key, given), self._encode(kwargs, key, given)
+        if self.taken_out:
+            self.of_numbers, rule = True, _of_taken_out
         versions = [private.version(t) for t, _ in given]
         at: Any = tuple(key)
         try:
@@ -449,7 +459,7 @@ class _Tape:
         found = rule([state for _, state in given]) if rule is not None else None
         unknown = NoRule("a tensor that no function made") if any(s is not None for _, s in given) else None
         states = [(found or inside.state(t, unknown)) if isinstance(t, Tensor) else None for t in leaves]
-        written = inside.state(args[0]) if args and isinstance(args[0], Tensor) else None
+        written = (found or inside.state(args[0])) if args and isinstance(args[0], Tensor) else None
         if (inside.looked and function not in _LOOKS) or kwargs.get("out") is not None or function in _BACK:
             states = [_after_a_look(s, t, inside.read) for s, t in zip(states, leaves, strict=True)]
             written = written if isinstance(written, Coupled) else NoRule("a look at numbers")
@@ -486,7 +496,11 @@ class _Tape:
         if kind is dict:
             key.append(tuple(value))
             return {name: self._encode(one, key, given) for name, one in value.items()}
+        if kind is _Float or kind is _Int:
+            self.taken_out = True
+            return value.plain()
         if kind is slice:
+            self.taken_out = self.taken_out or _Int in (type(value.start), type(value.stop), type(value.step))
             key += (kind, value.start, value.stop, value.step)
         elif kind is float or kind is complex:
             key.append(kind)  # no rule looks at it, and it may follow a schedule
@@ -557,7 +571,9 @@ class _Tape:
         """How rows are kept apart."""
         number = _place(loss)[1]
         state = self.states[number]
-        if self.sizes == [1] and not self.foreign and state is not _NOT_FOLLOWED:  # one row couples nothing
+        if (
+            self.sizes == [1] and not self.foreign and not self.of_numbers and state is not _NOT_FOLLOWED
+        ):  # one row couples nothing
             return "proved"
         if gradient is not None:
             product: Any = self.call(torch.sum, (self.call(torch.mul, (loss, gradient), {}),), {})
@@ -595,12 +611,16 @@ class _Tape:
             by_row, copies = [], size
         leaves = [r.tensor if r.port is None else r.tensor.detach().requires_grad_() for r in roots]
 
+        at = ""  # the name of the operation that runs
+
         def row(*rows: Tensor) -> Tensor:
+            nonlocal at
             alone = [t.unsqueeze(0).expand(copies, *t.shape) for t in rows]
             values = {r.number: t for r, t in zip(roots, alone, strict=False)}
             operands = dict(zip(by_row, alone[len(roots) :], strict=True))
             for call in calls:
                 args, kwargs = self._replaced((call.args, call.kwargs), values, operands)
+                at = getattr(call.function, "__name__", "")
                 with torch.set_grad_enabled(call.with_grad):
                     function = call.function.of(copies) if isinstance(call.function, _Mean) else call.function
                     made = pytree.tree_leaves(function(*args, **kwargs))
@@ -619,9 +639,12 @@ class _Tape:
         except (AnyorderError, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            raise _cannot_map(f"vmap cannot run it ({type(error).__name__})") from error
-        pairs = zip(outputs, found, strict=True)
-        return {port: torch.zeros_like(t) if g is None else g for (port, t), g in pairs if port is not None}
+            problem = type(error).__name__
+        else:
+            pairs = zip(outputs, found, strict=True)
+            return {port: torch.zeros_like(t) if g is None else g for (port, t), g in pairs if port is not None}
+        # Outside of the handler: a chained error would show the words of torch, with numbers of the batch in them.
+        raise _cannot_map(f"vmap cannot run it ({problem}{f' in {at}' if at else ''})")
 
     def _needed(self, end: int) -> tuple[list[_Call], set[int]]:
         """The calls that the loss was made by, in order."""
@@ -900,6 +923,9 @@ class _Watched(Tensor):
         with private.WithoutSubclasses():
             if func in _READS:
                 return func(*args, **kwargs)
+            if func in _TAKES:
+                tape, value = _place(args[0])[0], func(*args, **kwargs)
+                return value if tape is None or tape.closed else _taken_out(value)
             if _given_alone:
                 raise ModelError(
                     "a function that is given one example at a time (by ExampleLoss, or torch.vmap) reads tensors of "
@@ -947,11 +973,68 @@ _READS = {getattr(getattr(Tensor, name), "__get__", None) for name in (
 )} | {
     Tensor.dim, Tensor.size, Tensor.numel, Tensor.nelement, Tensor.stride, Tensor.storage_offset, Tensor.element_size,
     Tensor.__len__, Tensor.__hash__, Tensor.is_floating_point, torch.is_floating_point, Tensor.is_complex,
-    torch.is_complex, torch.numel, Tensor.is_contiguous, Tensor.data_ptr, Tensor.untyped_storage, Tensor.item,
-    Tensor.tolist, Tensor.numpy, Tensor.__float__, Tensor.__int__, Tensor.__bool__, Tensor.__index__,
+    torch.is_complex, torch.numel, Tensor.is_contiguous, Tensor.data_ptr, Tensor.untyped_storage,
+    Tensor.numpy, Tensor.__float__, Tensor.__int__, Tensor.__bool__, Tensor.__index__,
     Tensor.retain_grad,
 }  # fmt: skip
 """What gives no tensor, and opens no way into the graph."""
+_TAKES = {Tensor.item, Tensor.tolist}
+
+
+class _TakenOut:
+    """A Python number of a batch: an ordinary one to print, log and save; what torch makes of it is of all examples."""
+
+    __slots__ = ()
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _Watched.__torch_function__(func, types, args, kwargs)
+
+
+class _Float(_TakenOut, float):
+    def plain(self) -> float:
+        return float.__float__(self)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return float, (self.plain(),)
+
+
+class _Int(_TakenOut, int):
+    def plain(self) -> int:
+        return int.__int__(self)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return int, (self.plain(),)
+
+
+def _taken_out(value: Any) -> Any:
+    """Numbers that were taken out of a batch, or computed of such."""
+    kind = type(value)
+    if kind is list:
+        return [_taken_out(one) for one in value]
+    return _Float(value) if kind is float else _Int(value) if kind is int else value
+
+
+def _computed(plain: Any) -> Any:
+    def operation(*numbers: Any) -> Any:
+        return _taken_out(plain(*numbers))
+
+    return operation
+
+
+for _kind, _plain_kind in ((_Float, float), (_Int, int)):
+    for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
+        for _side in ("", "r"):
+            setattr(_kind, f"__{_side}{_name}__", _computed(getattr(_plain_kind, f"__{_side}{_name}__")))
+    for _name in ("neg", "abs", "pos", "round"):
+        setattr(_kind, f"__{_name}__", _computed(getattr(_plain_kind, f"__{_name}__")))
+
+
+torch.serialization.add_safe_globals([float, int])  # as which they are saved
+
+
+def _of_taken_out(states: list[State]) -> State:
+    return _TAKEN_OUT
 
 
 def _tape_of(args: Any, kwargs: Any) -> _Tape | None:
@@ -980,7 +1063,9 @@ _NO_NAMES: dict[str, Any] = {}
 def _of_another(tape: _Tape | None, number: int) -> State:
     """The state of a value of another batch: totals may be added, and nothing else may be made of it."""
     state = None if tape is None or tape.closed else tape.states[number]
-    if tape is None or tape.closed:
+    if tape is None:
+        return _TAKEN_OUT
+    if tape.closed:
         return _EARLIER
     if isinstance(state, OfRow) and state.sized:
         return TOTAL

@@ -274,7 +274,7 @@ class ExampleCall:
         places: list[Any] = [output]
         structure = None
         if type(output) is not Tensor:
-            places, structure = pytree.tree_flatten(output)
+            places, structure = private.flattened(output)
         differentiable: list[Tensor] = []
         others: list[Tensor] = []
         for i, leaf in enumerate(places):
@@ -330,7 +330,8 @@ class ExampleCall:
         if written:
             raise ModelError(
                 f"the module writes its buffers {', '.join(written)} in forward: what it writes would not be private. "
-                "Keep such state out of the model, or call .eval() on the part that writes it"
+                "Keep such state out of the model, or call .eval() on the part that writes it; count with a Python "
+                "number, not with a buffer"
             )
 
 

@@ -137,7 +137,23 @@ def result_states(call: AtenCall, results: Sequence[Tensor]) -> list[State]:
         of_total = any(isinstance(s, Total) for s in call.states)
         return [_coupled(f"{call.name} of a sum over the batch") if of_total else NoRule(call.name)] * len(results)
     made = rule(call, results)
-    return made if isinstance(made, list) else [made] * len(results)
+    made = made if isinstance(made, list) else [made] * len(results)
+    return [
+        s if _has_all_rows(call, s, r) else NoRule(f"{call.name} of some rows")
+        for s, r in zip(made, results, strict=True)
+    ]
+
+
+def _has_all_rows(call: AtenCall, state: State, result: Tensor) -> bool:
+    """Whether a result has the rows of its axis, as many as the arguments: one of them would broadcast against all."""
+    if not isinstance(state, ByRow):
+        return True
+    given = {
+        t.shape[s.dim] // s.inner
+        for t, s in zip(call.tensors, call.states, strict=True)
+        if isinstance(s, ByRow) and s.axis == state.axis
+    }
+    return state.dim < result.dim() and {result.shape[state.dim] // state.inner} >= given
 
 
 # -- one row alone -------------------------------------------------------------------------------------------------
@@ -210,6 +226,12 @@ def joined(name: str, given: Sequence[tuple[Tensor, State]], rank: int) -> State
         alone = len(live) == 1 and all(t.numel() == 1 for t, s in given if s is None)
         return live[0][1] if alone else NoRule(f"{name} of what a mask chose")
     places = {(t.dim() - s.dim, s.axis, s.inner) for t, s in live if isinstance(s, ByRow)}
+    if len(places) > 1 and len({tuple(t.shape) for t, _ in live}) == 1:
+        return Coupled(
+            f"joins rows of different examples: {name} was given rows in several orders (mixup, a shuffled or shifted "
+            "copy), so that one example moves the gradients of others; mix what belongs to one example, such as two "
+            "augmented copies of it"
+        )
     if len(places) > 1:
         return Coupled(
             f"joins each example's numbers with those of others: {name} was given the shapes "
@@ -716,10 +738,15 @@ class Interpreter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.state(written) == state and keeps_memory(state):
             return
         start, own = written.untyped_storage().data_ptr(), _memory(written)
-        for key, (tensor, _) in list(self._states.items()):
+        for key, (tensor, before) in list(self._states.items()):
             if tensor.untyped_storage().data_ptr() == start:
-                same = _memory(tensor) == own
-                self._states[key] = tensor, state if same else NoRule("what was written in place through a view")
+                same = isinstance(state, Coupled) or _memory(tensor) == own
+                through: State = NoRule("what was written in place through a view")
+                if isinstance(state, Total) and isinstance(before, ByRow):
+                    through = Coupled(
+                        "has rows into which numbers of other rows were written: they are of all of these"
+                    )
+                self._states[key] = tensor, state if same else through
         self.put(written, state)
 
 

@@ -4,11 +4,12 @@ What the guarantee rests on is required: without it importing this file raises M
 time is None where a release lacks it, and what takes its place does the same. Nobody else writes `torch._C`.
 """
 
+import dataclasses
 import functools
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, TypeVar
 
 import torch
@@ -18,6 +19,8 @@ from torch._functorch import eager_transforms as _eager
 from torch._functorch import pyfunctorch
 from torch._functorch import vmap as _vmap
 from torch.nn.modules import batchnorm, instancenorm
+from torch.nn.utils import parametrizations
+from torch.nn.utils.parametrize import ParametrizationList as ParametrizationList
 from torch.utils import _python_dispatch, _pytree, checkpoint
 
 from anyorder.errors import MissingDependencyError
@@ -131,11 +134,52 @@ def use_count(tensor: Any) -> int | None:
 
 
 pytree = _pytree
+check_names(_pytree, ("SUPPORTED_NODES", "register_pytree_node"), torch)
+
+
+def flattened(tree: Any) -> tuple[list[Any], Any]:
+    """What `pytree.tree_flatten` gives; dataclasses and read-only mappings are made known to it, and looked into."""
+    leaves, spec = pytree.tree_flatten(tree)
+    while kinds := {type(leaf): leaf for leaf in leaves if _is_opaque(leaf)}:
+        for kind, leaf in kinds.items():
+            if kind is MappingProxyType:
+                pytree.register_pytree_node(kind, lambda x: ([*x.values()], [*x]), _read_only)
+            else:
+                names = [each.name for each in dataclasses.fields(leaf)]
+                flat = functools.partial(_fields, names)
+                pytree.register_pytree_node(kind, flat, functools.partial(_dataclass, kind))
+        leaves, spec = pytree.tree_flatten(tree)
+    return leaves, spec
+
+
+def _is_opaque(leaf: Any) -> bool:
+    known = type(leaf) in pytree.SUPPORTED_NODES or isinstance(leaf, type)
+    return not known and (dataclasses.is_dataclass(leaf) or type(leaf) is MappingProxyType)
+
+
+def _fields(names: list[str], value: Any) -> tuple[list[Any], list[str]]:
+    return [getattr(value, name) for name in names], names
+
+
+def _dataclass(kind: type, values: Iterable[Any], names: Any) -> Any:
+    """One of these values, frozen or not, as it was made: no `__init__` runs again."""
+    made: Any = object.__new__(kind)
+    for name, value in zip(names, values, strict=True):
+        object.__setattr__(made, name, value)
+    return made
+
+
+def _read_only(values: Iterable[Any], names: Any) -> MappingProxyType[Any, Any]:
+    return MappingProxyType(dict(zip(names, values, strict=True)))
+
 
 # -- modules ---------------------------------------------------------------------------------------------------------
 
 BatchNorm = batchnorm._BatchNorm
 InstanceNorm = instancenorm._InstanceNorm
+check_names(parametrizations, ("_SpectralNorm",), torch)
+SpectralNorm: Any = parametrizations._SpectralNorm
+check_names(SpectralNorm, ("_power_method", "_reshape_weight_to_matrix"), torch)
 check_names(nn.Module(), ("_parameters", "_buffers", "_modules"), torch)
 check_names(nn.RNN(1, 1), ("_all_weights", "_flat_weights", "_flat_weights_names"), torch)
 

@@ -130,6 +130,31 @@ def _of_parameters(module: nn.Module) -> Iterator[Finding]:
         )
 
 
+# -- what may be kept: functions of released weights alone -----------------------------------------------------------
+
+
+def iterate_before_passes(outer: nn.Module, model: nn.Module) -> None:
+    """Let each spectral norm of a model iterate before a pass of `outer`, on the weights alone, and not in the pass.
+
+    Its vectors are then functions of weights that were released, and no pass writes them. The same numbers as torch's.
+    """
+    pairs: list[tuple[Any, Any]] = [
+        (held, held[0])
+        for held in model.modules()
+        if isinstance(held, private.ParametrizationList) and type(held[0]) is private.SpectralNorm and held[0].training
+    ]
+    norms = [(held, norm) for held, norm in pairs if hasattr(norm, "_u") and hasattr(held, "original")]
+
+    @torch.no_grad()
+    def iterate(module: nn.Module, args: Any) -> None:
+        for held, norm in norms if module.training else ():
+            norm.training = False  # torch's does not iterate in evaluation
+            norm._power_method(norm._reshape_weight_to_matrix(held.original), norm.n_power_iterations)
+
+    if norms:
+        outer.register_forward_pre_hook(iterate)
+
+
 # -- a copy in which it is replaced ----------------------------------------------------------------------------------
 
 _BATCH_NORMS = frozenset({nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm})

@@ -61,7 +61,7 @@ class UniformAvailability:
         object.__setattr__(self, "probability", share)
 
     def present(self, source: NoiseSource, round: int, num_users: int) -> Present:
-        """Coins, one for each user and round."""
+        """Draws, one for each user and round."""
         return shares(source.derive(b"uniform"), round, num_users) < self.probability
 
     def separation(self, num_rounds: int, num_users: int, cohort: int, report_goal: int) -> int:
@@ -105,7 +105,7 @@ class Diurnal:
         return self.trough + (self.peak - self.trough) * (1 + np.cos(2 * pi * hours / _DAY)) / 2
 
     def present(self, source: NoiseSource, round: int, num_users: int) -> Present:
-        """Coins at the hour of each user's zone, which stays the same in all rounds."""
+        """Draws at the hour of each user's zone, which stays the same in all rounds."""
         zone = (shares(source.derive(b"zone"), 0, num_users) * len(self.zones)).astype(np.int64)
         return shares(source.derive(b"diurnal"), round, num_users) < self._probabilities(round)[zone]
 

@@ -5,7 +5,7 @@ Owners j = 1..n hold data S_j of many users. They share the parameters u; each k
 changes when the data of one unit at owner j changes. Owner j's own model may use its own data freely.
 
 **The billboard.** Let M be (epsilon, delta)-DP for a unit, and let it write what it releases, u_1, u_2, .., u, where
-all can read it. Let x_i = F_i(u_1, .., u, S_i, coins of i) for every owner i. Then the x_i together are jointly
+all can read it. Let x_i = F_i(u_1, .., u, S_i, draws of i) for every owner i. Then the x_i together are jointly
 (epsilon, delta)-DP for a unit that has data at one owner, j: for S, S' that differ in it, S_i = S'_i for all i != j,
 so (u, x_i for i != j) is one randomised function of the billboard, which is DP: post-processing. QED. x_j itself may
 be anything: it needs no noise, and is covered by nothing, so owner j must show it to nobody.

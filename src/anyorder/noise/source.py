@@ -164,7 +164,7 @@ class NoiseSource:
         return result
 
     def words(self, row: int, start: int, stop: int) -> NDArray[np.uint32]:
-        """Uniform 32-bit words for coins and shuffles, from blocks that no normal uses (counter bit 62).
+        """Uniform 32-bit words for draws and shuffles, from blocks that no normal uses (counter bit 62).
 
         Args and Returns: as `normal`, in uint32.
         """

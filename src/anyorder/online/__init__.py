@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from anyorder import checks
 from anyorder.online.learner import Learner
 from anyorder.online.least_squares import LeastSquares
-from anyorder.online.losses import Hinge, Logistic, PoissonLoss, Softmax, Squared
+from anyorder.online.losses import CustomLoss
 from anyorder.online.regret import best_regularization, regret_bound
 from anyorder.online.sets import Ball, Box, Simplex
 
@@ -29,20 +29,16 @@ __all__ = [
     "Ball",
     "Box",
     "ConvexLearner",
-    "Hinge",
+    "CustomLoss",
     "Learner",
     "LeastSquares",
     "LinearRegression",
     "LinearSVC",
-    "Logistic",
     "LogisticRegression",
-    "PoissonLoss",
     "PoissonRegression",
     "Scaler",
     "Simplex",
-    "Softmax",
     "SoftmaxRegression",
-    "Squared",
     "best_regularization",
     "regret_bound",
 ]  # fmt: skip

@@ -37,7 +37,7 @@ from anyorder.online.features import (
 )
 from anyorder.online.learner import Learner
 from anyorder.online.least_squares import LeastSquares
-from anyorder.online.losses import Hinge, Logistic, Loss, PoissonLoss, Softmax, Squared
+from anyorder.online.losses import Hinge, Logistic, Loss, LossWord, PoissonLoss, Softmax, Squared, loss_of
 from anyorder.online.regret import best_regularization, usual_regularization
 from anyorder.online.sets import Ball, Set
 from anyorder.participation import SingleEpoch
@@ -924,23 +924,21 @@ class ConvexLearner(RegressorMixin, Estimator):  # type: ignore[misc]
     """Any convex loss of `anyorder.online.losses`, private, on rows and targets as the loss takes them.
 
     Args:
-        loss: such as `Custom(gradient)`, whose gradient sees rows that are cut to their bounds and have the intercept's
-            element; `Squared()`, `Softmax(3)`, ..
+        loss: such as `CustomLoss(gradient)`, whose gradient sees rows that are cut to their bounds and have the
+            intercept's element; or "squared", "logistic", "hinge", "poisson".
         others: as of `LogisticRegression`, without classes. clip_norm must be given for a loss without a bound on its
             slope.
-    Guarantee: as of `LogisticRegression`; with `Custom` on the promises there.
+    Guarantee: as of `LogisticRegression`; with `CustomLoss` on the promises there.
     Attributes: as of `LogisticRegression`: coef_ (outputs, features), intercept_ (outputs,).
     """
 
     _: KW_ONLY
-    loss: Loss | None = None
+    loss: Loss | LossWord | None = None
 
     def _loss(self) -> Loss:
         if self.loss is None:
-            raise ArgumentError(
-                "loss must be given: one of anyorder.online.losses, such as Squared() or Custom(gradient)"
-            )
-        return self.loss
+            raise ArgumentError("loss must be given, such as 'squared' or CustomLoss(gradient)")
+        return loss_of(self.loss, 1)
 
     def _slope(self, loss: Loss) -> float:
         return getattr(loss, "lipschitz", inf)

@@ -3,14 +3,14 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, ClassVar, Self, get_args
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from anyorder import checks
 from anyorder.errors import ArgumentError, CheckpointError, PlanError, TrainingError
-from anyorder.online.losses import CustomLoss, Loss
+from anyorder.online.losses import CustomLoss, Loss, LossWord, loss_of
 from anyorder.online.sets import Set, constraint_of
 from anyorder.online.sums import LARGEST, SMALLEST, Examples, sum_of
 from anyorder.plan.certificate import Certificate, Evidence
@@ -204,7 +204,7 @@ class Learner(OnePass):
     Args:
         plan: what to run; its workload best a prefix sum, which is what is used.
         shape: (d, outputs) of theta.
-        loss: one of `anyorder.online.losses`, with as many outputs.
+        loss: "logistic", "hinge", "squared", "poisson", or "softmax" with an output a class; or a `CustomLoss`.
         constraint: the set that theta lies in: one of `anyorder.online.sets`; None for `Everything()`.
         regularization: lambda, at least 0; above 0 where the set is not bounded. `anyorder.online.regret` has bounds
             by which to choose it from public numbers: what is chosen by looking at the data is a release of its own.
@@ -226,7 +226,7 @@ class Learner(OnePass):
 
     Example:
         >>> plan = ao.plan(dataset_size=4, batch_size=2, epochs=1, epsilon=8, delta=1e-6)
-        >>> learner = ao.online.Learner(plan, (2, 1), loss=ao.online.Logistic(), regularization=10.0)
+        >>> learner = ao.online.Learner(plan, (2, 1), loss="logistic", regularization=10.0)
         >>> learner.step([0, 1], np.eye(2), [0, 1])
         >>> learner.theta.shape, learner.steps_taken
         ((2, 1), 1)
@@ -240,7 +240,7 @@ class Learner(OnePass):
         plan: Plan,
         shape: tuple[int, int],
         *,
-        loss: Loss,
+        loss: Loss | LossWord,
         constraint: Set | None = None,
         regularization: float,
         l1: float = 0.0,
@@ -249,8 +249,8 @@ class Learner(OnePass):
         key: bytes | None = None,
     ) -> None:
         check_plan(plan)
-        self.plan, self.shape = plan, _shape(shape, loss)
-        self.loss, self.constraint = loss, constraint_of(constraint)
+        self.shape, self.loss = _shape_and_loss(shape, loss)
+        self.plan, self.constraint = plan, constraint_of(constraint)
         self.regularization = checks.real("regularization", regularization, low=0.0)
         self.l1, self.l2 = checks.real("l1", l1, low=0.0), checks.real("l2", l2, low=0.0)
         self.constraint.check(self.shape, self.regularization)
@@ -270,7 +270,7 @@ class Learner(OnePass):
             y: (m,) labels, numbers.
         Raises: ParticipationError if the plan does not let one of the units take part now, StepsExhaustedError after
             the last step, ArgumentError for shapes and types, CheckpointError where a step that was lost in a crash is
-            repeated with other data; what a `Custom` gradient raises. Nothing changed. What an observer of
+            repeated with other data; what a `CustomLoss` gradient raises. Nothing changed. What an observer of
             `release` raises comes after the step, which was taken.
         Cost: that of `clipped_sum` and of the noise: 256 examples of 100 features, with the noise of a BLT, take
             0.7 ms of one core.
@@ -302,15 +302,14 @@ class Learner(OnePass):
         return f"{kind} of shape {self.shape}, {self.constraint.words()}, regularization, l1 and l2 {weights}"
 
 
-def _shape(shape: Any, loss: Loss) -> tuple[int, int]:
-    if type(loss) not in get_args(Loss):
-        raise ArgumentError(f"loss must be one of anyorder.online.losses, got {type(loss).__name__}")
+def _shape_and_loss(shape: Any, given: Loss | LossWord) -> tuple[tuple[int, int], Loss]:
     if not isinstance(shape, (tuple, list)) or len(shape) != 2:
         raise ArgumentError(f"shape must be (d, outputs), the shape of theta, got {shape!r}")
     d, outputs = (checks.integer("shape", size, low=1) for size in shape)
+    loss = loss_of(given, outputs)
     if outputs != loss.outputs:
         raise ArgumentError(f"shape must have {loss.outputs} outputs, as the loss {type(loss).__name__}, got {shape!r}")
-    return d, outputs
+    return (d, outputs), loss
 
 
 def check_plan(plan: Plan) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf, sqrt
-from typing import Any, assert_never
+from typing import Any, Literal, assert_never, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -11,8 +11,6 @@ from numpy.typing import ArrayLike, NDArray
 from anyorder import checks
 from anyorder.checks import final
 from anyorder.errors import ArgumentError
-
-__all__ = ["CustomLoss", "Hinge", "Linear", "Logistic", "Loss", "PoissonLoss", "Softmax", "Squared"]
 
 Floats = NDArray[np.float64]
 
@@ -170,7 +168,28 @@ Linear = Logistic | Softmax | Hinge | Squared | PoissonLoss
 """Losses of scores."""
 
 Loss = Linear | CustomLoss
-"""All losses there are: `Logistic`, `Softmax`, `Hinge`, `Squared`, `Poisson`, `Custom`."""
+"""All losses there are."""
+
+LossWord = Literal["hinge", "logistic", "poisson", "softmax", "squared"]
+"""Words for those of scores: for a loss of one's own there is `CustomLoss`."""
+
+
+def loss_of(given: Loss | LossWord, outputs: int) -> Loss:
+    """The loss that a word names, for so many outputs; a loss itself. Raises: ArgumentError for anything else."""
+    if type(given) in get_args(Loss):
+        return given  # type: ignore[return-value]
+    word = given if isinstance(given, str) else f"a {type(given).__name__}"
+    match checks.choice("loss", word, get_args(LossWord)):
+        case "hinge":
+            return Hinge()
+        case "logistic":
+            return Logistic()
+        case "poisson":
+            return PoissonLoss()
+        case "squared":
+            return Squared()
+        case _:
+            return Softmax(outputs)
 
 
 def labels_of(y: Any, count: int) -> NDArray[Any]:

@@ -78,7 +78,7 @@ def clipped_sum(loss: Loss, theta: Any, X: Any, y: Any, units: Iterable[Any], cl
     together.
 
     Guarantee: a unit changes the result by a vector of norm at most clip_norm, whatever its rows are. That vector is
-    a function of theta and the unit's own rows (with a `Custom` loss that keeps its promise): nothing is taken over
+    a function of theta and the unit's own rows (with a `CustomLoss` that keeps its promise): nothing is taken over
     the batch, and scores are made row by row, since a kernel for many rows at once rounds a row by where it stands,
     and a kink in the loss makes a whole vector of a rounding. A unit with NaN, infinities, numbers beyond 2^200
     or a label that is none adds exactly zero, and nothing tells of it.
@@ -101,11 +101,11 @@ def clipped_sum(loss: Loss, theta: Any, X: Any, y: Any, units: Iterable[Any], cl
         clip_norm: from 2^-60 to 2^60.
     Returns: ClippedSum(names, total).
     Cost: O(m D) time, sparse O(nonzeros outputs + D).
-    Raises: ArgumentError for shapes and types alone; what a `Custom` gradient raises.
+    Raises: ArgumentError for shapes and types alone; what a `CustomLoss` gradient raises.
 
     Example:
         >>> X, y = np.array([[3.0, 4.0], [0.0, 0.5], [np.nan, 0.0]]), np.array([-1.0, -1.0, -1.0])
-        >>> made = clipped_sum(ao.online.Squared(), np.zeros((2, 1)), X, y, ["a", "b", "c"], clip_norm=1.0)
+        >>> made = clipped_sum(Squared(), np.zeros((2, 1)), X, y, ["a", "b", "c"], clip_norm=1.0)
         >>> made.total.round(6).tolist()
         [[0.6], [1.3]]
     """

@@ -381,7 +381,7 @@ def fit_amplified(kind: str, judge: Judge, sizes: dict[str, int]) -> Strategy:
 
 
 class NoAmplifiedFitError(PlanError):
-    """A kind of strategy that a secret order has no fit of; one for its steps without coins may do."""
+    """A kind of strategy that a secret order has no fit of; one for its steps without draws may do."""
 
 
 def _no_fit(kind: str, rule: Participation, objective: str) -> NoAmplifiedFitError:

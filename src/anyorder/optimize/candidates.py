@@ -46,7 +46,7 @@ _BANDED = 768  # and column-by-column bands are fitted
 _RESCALED = 2048
 _TOLERANCE = 1e-3  # relative gap of the dense optimum here
 _TIE = 1e-6
-_KNOWN = 3  # of the order without coins, beside those that are fitted to a secret claim
+_KNOWN = 3  # of the order without draws, beside those that are fitted to a secret claim
 
 
 @dataclass(frozen=True)

@@ -190,7 +190,7 @@ def _ids(step: Any) -> NDArray[Any]:
     kinds = set(map(type, ids))
     if not kinds <= {int} and kinds != {str}:
         raise ArgumentError(f"units in order must be all integers or all strings, got {sorted(map(str, kinds))}")
-    if kinds == {str} and any(text.endswith("\0") for text in ids):
+    if kinds == {str} and any(str(text).endswith("\0") for text in ids):
         raise ArgumentError(
             "units in order that are strings must not end in a NUL character, which arrays of text leave out; strip "
             "it, if it is padding"

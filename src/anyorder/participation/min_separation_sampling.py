@@ -34,7 +34,7 @@ Bools = NDArray[np.bool_]
 class MinSeparationSampling(AmplifiedOrder):
     """A unit that was in none of the last b - 1 steps is taken by a secret draw: b-min-sep [Dong, Ganesh 2026].
 
-    With a warm start a unit begins as if the sampling had gone on forever: it waits w steps before its first coin, with
+    With a warm start a unit begins as if the sampling had gone on forever: it waits w steps before its first draw, with
     probability p / (1 + (b - 1) p) for each w = 1, .., b - 1, and none else; so that batches have the same expected
     size from the first step on, dataset_size p / (1 + (b - 1) p). Without, all units may come at step 0.
     `Separated`: any steps at least b apart.

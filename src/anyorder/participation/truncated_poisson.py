@@ -6,6 +6,7 @@ from math import ceil, sqrt
 from typing import Any
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
 
 from anyorder import _draws, checks
@@ -238,11 +239,8 @@ class TruncatedPoisson(AmplifiedOrder):
 
 def _stays(q: float, batch_size: int, group: int) -> float:
     """E min(B, batch_size) / group: all units of a group are alike."""
-    from scipy.special import bdtr
-    from scipy.stats import binom  # slow to load
-
     if batch_size >= group:
         return q
     at_most = np.arange(batch_size + 1)
-    within = float((at_most * binom.pmf(at_most, group, q)).sum())
-    return (within + batch_size * (1 - float(bdtr(batch_size, group, q)))) / group
+    within = float((at_most * scipy.stats.binom.pmf(at_most, group, q)).sum())
+    return (within + batch_size * (1 - float(scipy.special.bdtr(batch_size, group, q)))) / group

@@ -48,7 +48,7 @@ from anyorder.strategy.sensitivity import sensitivity
 #
 # **Why it may be claimed.** Let pi say who is in which step, of the steps that were taken. Under `zero-out` and
 # `replace-one` neighbours, pi is the same for both. Let it, and the step after which the run ended, be chosen without
-# looking at what was released: by a calendar, by coins, by who is at hand. Then a run is one draw of pi, the same for
+# looking at what was released: by a calendar, at random, by who is at hand. Then a run is one draw of pi, the same for
 # neighbours, and after it a Gaussian matrix mechanism whose steps are those of pi, and whose noise was fixed
 # beforehand: mu-GDP with mu = f clip_norm sens(C, pi) / noise_std for this pi, whatever else might have been drawn.
 # Every unit's steps in pi are a pattern of S, and float32 coefficients move sens(C, S) by no larger share than that of
@@ -204,6 +204,7 @@ FORMAT = "anyorder-certificate/2"
 PUBLIC_STOP = "the run ended before its last planned step for a reason that was not read off what it released"
 """What an owner states of a run that stopped early: no file can show it."""
 EVIDENCE_FORMAT = "anyorder-evidence/1"
+_MOST_WEIGHTS = 10_000
 _OLD = {
     "anyorder-certificate/1": "it holds who was in which step, which is as secret as the data. Write a new one with "
     "engine.certificate().save(..), from the run's checkpoint, and do not pass the old one on"
@@ -218,15 +219,18 @@ class Certificate:
         plan: the plan that was run; a known order's units are numbers in it.
         steps: steps taken; at most plan.n. Stopping early costs nothing.
         key_fingerprint: a hash of the noise key; equal in two certificates only if noise was used twice.
-        record_digest: HMAC-SHA256 of plan, steps and the ledger's history, under a key that only the run's owner has:
-            it tells nothing to others, and holds the owner to one record.
+        record_digest: HMAC-SHA256 of plan, steps, the ledger's history and the words of `isolation`, under a key that
+            only the run's owner has: it tells nothing to others, and holds the owner to one record.
         receipt_root: what every unit's `Receipt` leads to; to those who have none it tells nothing.
         realised: how often units came at most, how far apart, and the epsilon of that; see `Realised` for what it
             rests on. It follows from the record that the digest stands for, so that certificates are compared
             without it. None where it cannot be claimed or was not shown.
         stated: what the owner says of the run and no file can show: `PUBLIC_STOP`, or nothing.
         isolation: how units are kept apart in data set, collation, model and loss; None where the engine did not run
-            them (a release, a server, tables by hand), and in older certificates.
+            them (a release, a server, tables by hand), and in older certificates. Record digest and receipts are bound
+            to them: evidence, and any unit's receipt, show that a word was edited.
+        weights: SHA-256 of each released tensor, or of the file of a model: which model this is the certificate of.
+            Empty where nobody said it, and in older certificates.
     """
 
     plan: Plan
@@ -237,6 +241,7 @@ class Certificate:
     realised: Realised | None = field(default=None, compare=False)
     stated: tuple[str, ...] = field(default=(), compare=False)
     isolation: Isolation | None = field(default=None, compare=False)
+    weights: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def epsilon(self) -> float:
@@ -252,7 +257,8 @@ class Certificate:
             "run": self.run(),
             **({} if self.realised is None else {"realised": self.realised.to_dict()}),
             **({"stated": list(self.stated)} if self.stated else {}),
-            **({} if self.isolation is None else {"isolation": self.isolation.to_dict()}),
+            **_words(self.isolation),
+            **({"weights": list(self.weights)} if self.weights else {}),
         })  # fmt: skip
 
     def facts(self) -> list[tuple[str, str]]:
@@ -261,7 +267,8 @@ class Certificate:
         realised = [] if self.realised is None else [("realised", self.realised.describe(self.steps))]
         stated = [("stated", f"by the owner: {text}") for text in self.stated]
         apart = [] if self.isolation is None else self.isolation.facts()
-        return [first, *realised, *rest, *apart, ("steps", f"{self.steps} of {self.plan.n} taken"), *stated]
+        of = [("model", f"named, by {counted(len(self.weights), 'digest')}")] if self.weights else []
+        return [first, *realised, *rest, *apart, ("steps", f"{self.steps} of {self.plan.n} taken"), *of, *stated]
 
     def _repr_html_(self) -> str:
         return html_table(self.facts())
@@ -284,7 +291,7 @@ class Certificate:
         Args:
             large: compute mu, however long it takes, for files of one's own.
         """
-        claim = _claim(self.plan, self.steps, self.key_fingerprint)
+        claim = _claim(self.plan, self.steps, self.key_fingerprint, self.isolation)
         receipt.check(self.plan, self.steps, claim, self.receipt_root, large=large)
         if self.realised is not None:
             nearest = min((b - a for a, b in pairwise(receipt.steps)), default=self.plan.n)
@@ -305,6 +312,7 @@ class Certificate:
             "realised",
             "stated",
             "isolation",
+            "weights",
         } & data.keys()  # an owner may not show them, and older ones have none
         check_names("certificate", data, {"format", "plan", "claims", "run"} | optional)
         run = check_names("run", data["run"], {"steps", "key_fingerprint", "record_digest", "receipt_root"})
@@ -328,7 +336,14 @@ class Certificate:
                     "claimed only where the owner states that the stop was not chosen by what was released. Make it "
                     "anew with certificate(public_stop=True) if that is so, else with certificate()"
                 )
-        return cls(plan, steps, fingerprint, digest, root, realised, stated, isolation)
+        weights = _read_weights(data["weights"]) if "weights" in optional else ()
+        return cls(plan, steps, fingerprint, digest, root, realised, stated, isolation, weights)
+
+
+def _read_weights(data: Any) -> tuple[str, ...]:
+    if type(data) is not list or not 0 < len(data) <= _MOST_WEIGHTS:
+        raise CertificateError(f"weights must be a list of 1 to {_MOST_WEIGHTS} digests, got {quoted(data, 70)}")
+    return tuple(hexadecimal({"a digest of weights": one}, "a digest of weights", 64) for one in data)
 
 
 def _read_stated(plan: Plan, steps: int, data: Any) -> tuple[str, ...]:
@@ -351,12 +366,14 @@ class Evidence:
         ledger: which unit took part at which step.
         key_fingerprint: as in the certificate.
         record_key: 32 bytes, the key of record digest and receipts; the noise key does not follow from it.
+        isolation: how units were kept apart, as the certificate has it.
     """
 
     plan: Plan
     ledger: Ledger
     key_fingerprint: str
     record_key: bytes = field(repr=False)
+    isolation: Isolation | None = None
     _made: dict[str, Certificate] = field(default_factory=dict, init=False, repr=False, compare=False)
     _realised: dict[tuple[int, int], Realised | None] = field(
         default_factory=dict, init=False, repr=False, compare=False
@@ -388,9 +405,18 @@ class Evidence:
     def _certificate(self, record: str) -> Certificate:
         shown, steps = self.plan.public(), self.ledger.step
         digest = hmac.new(self.record_key, record.encode(), sha256).hexdigest()
-        claim = _claim(shown, steps, self.key_fingerprint)
+        claim = _claim(shown, steps, self.key_fingerprint, self.isolation)
         root = receipt_root(self.ledger, receipt_key(self.record_key, record), claim)
-        return Certificate(shown, steps, self.key_fingerprint, digest, root)
+        return Certificate(shown, steps, self.key_fingerprint, digest, root, isolation=self.isolation)
+
+    def with_isolation(self, isolation: Isolation) -> "Evidence":
+        """The same, of a run that kept units apart in this way. It shares what was computed."""
+        if isolation == self.isolation:
+            return self
+        other = replace(self, isolation=isolation)
+        object.__setattr__(other, "_made", self._made)
+        object.__setattr__(other, "_realised", self._realised)
+        return other
 
     def shown(self, *, public_stop: bool = False) -> Certificate:
         """The certificate with what was realised, where that may be claimed.
@@ -420,7 +446,7 @@ class Evidence:
 
     def _record(self) -> str:
         text = {"plan": self.plan.public().digest, "steps": self.ledger.step, "key": self.key_fingerprint}
-        return canonical({**text, "history": self.ledger.digest()})
+        return canonical({**text, "history": self.ledger.digest(), **_words(self.isolation)})
 
     def save(self, path: str | Path) -> None:
         """Write the evidence as JSON, readable by the owner of the file only."""
@@ -432,6 +458,7 @@ class Evidence:
             "record_key": self.record_key.hex(),
             "names": without_names(self.plan.participation)[1],
             "ledger": base64.b64encode(self.ledger.to_bytes()).decode(),
+            **_words(self.isolation),
         }, secret=True)  # fmt: skip
 
     @classmethod
@@ -443,8 +470,13 @@ class Evidence:
         data = load_json(path, EVIDENCE_FORMAT, large=large)
         check_names("evidence", data, {
             "format", "plan_digest", "steps", "key_fingerprint", "record_digest", "receipt_root", "record_key",
-            "names", "ledger",
+            "names", "ledger", *({"isolation"} & data.keys()),
         })  # fmt: skip
+        if data.get("isolation") != _words(certificate.isolation).get("isolation"):
+            raise CertificateError(
+                "the certificate's words on how units were kept apart in data set, collation, model and loss are not "
+                "those of its evidence: one of them was altered, or they were written by an earlier version"
+            )
         for name, value in {"plan_digest": certificate.plan.digest, **certificate.run()}.items():
             if type(data[name]) is not type(value) or data[name] != value:
                 raise CertificateError(
@@ -462,7 +494,10 @@ class Evidence:
             raise CertificateError(f"the evidence does not hold: {brief(problem)}") from problem
         if "record" in certificate.plan.on_device and any(map(len, ledger.history())):
             raise CertificateError("the evidence names units, and the plan leaves the record to devices")
-        evidence = cls(replace(certificate.plan, participation=order), ledger, certificate.key_fingerprint, key)
+        evidence = cls(
+            replace(certificate.plan, participation=order), ledger, certificate.key_fingerprint, key,
+            certificate.isolation,
+        )  # fmt: skip
         with bounded(not large):
             same = evidence.certificate == certificate
         if not same:
@@ -519,6 +554,10 @@ def verify(
     return Verification(certificate.plan, certificate, found, own)
 
 
-def _claim(shown: Plan, steps: int, fingerprint: str) -> str:
+def _claim(shown: Plan, steps: int, fingerprint: str, isolation: Isolation | None) -> str:
     """What the root of the receipts is bound to: a certificate that claims anything else has other receipts."""
-    return canonical({"plan": shown.digest, "steps": steps, "key": fingerprint})
+    return canonical({"plan": shown.digest, "steps": steps, "key": fingerprint, **_words(isolation)})
+
+
+def _words(isolation: Isolation | None) -> dict[str, dict[str, str]]:
+    return {} if isolation is None else {"isolation": isolation.to_dict()}

@@ -94,7 +94,7 @@ def check_on_device(given: Any, order: Participation) -> tuple[str, ...]:
     A device knows its own past: how often it took part, and how long ago it last did. So it can keep `SingleEpoch` and
     `MinSeparation`, which are about these two alone, whatever the rounds are called. Where an epoch ends, or which
     rounds are a multiple of b after its first, is a matter of the server's counting; the units of a `KnownOrder` have
-    names there; and the coins of `PoissonSampling` must be tossed by who keeps them secret.
+    names there; and the draws of `PoissonSampling` must be made by who keeps them secret.
 
     Raises: ArgumentError for words that are none; PlanError for an order that no counter and timer can keep.
     """
@@ -107,7 +107,7 @@ def check_on_device(given: Any, order: Participation) -> tuple[str, ...]:
         raise PlanError(
             f"on_device=('record',) needs SingleEpoch or MinSeparation, got {type(order).__name__}: a device has a "
             "counter and a timer, which tell how often it took part and how long ago, and nothing of epochs, planned "
-            f"names or coins. Plan with order=MinSeparation({order.n}, b=.., k=..), or let the server keep the "
+            f"names or draws. Plan with order=MinSeparation({order.n}, b=.., k=..), or let the server keep the "
             "record"
         )
     return tuple(word for word in _TEXTS if word in words)

@@ -248,7 +248,7 @@ class RunFiles:
             units: of the step, as the ledger has them: under other names the same sum is another step, since a unit
                 could come once more than the ledger knows of.
             own: this rank's part of the un-noised sum, in pieces: how it is cut does not matter.
-            population: whom coins were tossed for, if any were.
+            population: whom draws were made for, if any were.
         Raises: CheckpointError, on all ranks, if the step used its noise on another sum, or for others, before.
         """
         if self._path is None:

@@ -396,7 +396,7 @@ class Release:
         same. `step` then takes these units and no others. Keep them secret: the claim rests on it.
 
         Args:
-            num_units: size of the population, the same in all steps: one that follows the coins would undo them.
+            num_units: size of the population, the same in all steps: one that follows the draws would undo them.
         Raises: PlanError where the plan is not one for secret sampling; ArgumentError for another population.
         """
         self.check(None)
@@ -409,7 +409,7 @@ class Release:
 
     @property
     def _population(self) -> bytes:
-        """For whom coins were tossed, as the journal has it."""
+        """For whom draws were made, as the journal has it."""
         return b"" if self._draws is None else self._draws.population
 
     @property
@@ -857,7 +857,7 @@ class SecretDraws:
 
     Args:
         rule: the order.
-        source: where the coins come from; rows are steps.
+        source: where the draws come from; rows are steps.
     """
 
     def __init__(self, rule: Participation, source: NoiseSource) -> None:
@@ -879,7 +879,7 @@ class SecretDraws:
 
     @property
     def population(self) -> bytes:
-        """Its size, for the journal: another one would toss the same coins for others."""
+        """Its size, for the journal: another one would make the same draws for others."""
         return b"population %d," % (self._size or 0)
 
     def check(self, step: int, ids: Units) -> None:
@@ -887,7 +887,7 @@ class SecretDraws:
         if self._drawn is None or self._drawn[0] != step:
             raise TrainingError(
                 "the plan's claim rests on secret draws: take the units of each step from sample(num_units), which "
-                "tosses them. For batches that come as they come, plan for another order"
+                "draws them. For batches that come as they come, plan for another order"
             )
         if isinstance(ids, list) or not np.array_equal(ids, self._drawn[1]):
             raise TrainingError(

@@ -208,7 +208,11 @@ class BatchIdentity:
             raise TrainingError("the model was given tensors of two batches at once; call it on one batch at a time")
         unused = [batch for batch in common if not batch.used]
         if not unused:
-            raise TrainingError("this batch was already used by a backward pass: each unit is clipped once a step")
+            raise TrainingError(
+                "this batch was already used by a backward pass: each unit is clipped once a step. Iterate over the "
+                "loader again for each epoch (itertools.cycle and list(loader) give the first one's batches again); a "
+                "loss of several passes over a batch needs one module whose forward makes them all"
+            )
         return unused[0] if len(unused) == 1 else None
 
     def _shuffled(self, given: list[Tensor], batch: Batch) -> bool:
@@ -241,8 +245,9 @@ class BatchIdentity:
         if self._called.used:
             raise TrainingError(
                 "the batch that was handed out last was already used by a backward pass: each unit is clipped once a "
-                "step; fetch the next batch from the loader, or use model.eval() or torch.no_grad() for inputs that "
-                "are not trained on"
+                "step; fetch the next batch from the loader. For inputs that are not of the batch (generated ones, the "
+                "generator's turn of a GAN) call model.eval() before and model.train() after, or put several passes "
+                "over a batch into one module's forward"
             )
         return self._called
 
@@ -253,7 +258,10 @@ def _check_rows(tensors: list[Tensor], rows: int) -> None:
     # Tensors that disagree are the clipping engine's to refuse.
     if size is not None and size != rows:
         # Without numbers: under secret sampling, how many examples a batch has is secret.
-        raise ArgumentError("the model must be called on the whole batch, one row for each of its examples")
+        raise ArgumentError(
+            "the model must be called on the whole batch, one row for each of its examples, in dimension 0: leave no "
+            "example out, and transpose to (time, batch, ..) inside of forward, or take batch_first=True"
+        )
 
 
 def _tensors_in(value: Any, depth: int = _DEEP) -> Iterator[Tensor]:

@@ -117,7 +117,7 @@ def _ascending(indices: Any, size: int) -> NDArray[np.int64]:
 class PoissonBatchSampler(Sampler[list[int]]):
     """Batches in which every example is independently with the same probability: the sampling of amplified DP-SGD.
 
-    Example i is in batch t iff its coin, a 32-bit word addressed by (t, i), is below q 2^32. The probability is
+    Example i is in batch t iff its draw, a 32-bit word addressed by (t, i), is below q 2^32. The probability is
     rounded down to a multiple of 2^-32, which is the private side. Batches differ in size and may be empty.
 
     Privacy: amplification holds only while the draws are secret. `source` must come from the run's secret key.

@@ -3,9 +3,9 @@
 from anyorder.accounting.selection import Counts, Top, Uniform
 from anyorder.sparse.bounded import bounded_parts, bounded_rows
 from anyorder.sparse.lazy_table import LazyTable
-from anyorder.sparse.select import chances, select_counts, select_top, select_uniform, threshold_for
+from anyorder.sparse.select import chances, threshold_for
 
 __all__ = [
-    "Counts", "LazyTable", "Top", "Uniform", "bounded_parts", "bounded_rows", "chances", "select_counts",
-    "select_top", "select_uniform", "threshold_for",
+    "Counts", "LazyTable", "Top", "Uniform", "bounded_parts", "bounded_rows", "chances",
+    "threshold_for",
 ]  # fmt: skip

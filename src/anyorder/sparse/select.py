@@ -132,7 +132,7 @@ def _counted(plan: Plan) -> tuple[Counts, float]:
 # of them are chosen is one draw, and, given how many, all sets of so many are equally likely. That is exact, whatever
 # rows are touched, so the sparse mechanism has the dense one's privacy. docs/selection.md has the proofs.
 #
-# Coins are compared with probabilities in float64, never noisy counts in float32: far thresholds keep their tails.
+# Draws are compared with probabilities in float64, never noisy counts in float32: far thresholds keep their tails.
 
 
 Ids = NDArray[np.int64]

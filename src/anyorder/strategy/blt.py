@@ -19,7 +19,7 @@ from anyorder.strategy.bound import Bound, UnitSquares, Visits, better, from_sum
 from anyorder.strategy.fitting import OBJECTIVES, Valued, check_optimisable, descend, stride
 from anyorder.strategy.gram import convex_bound
 from anyorder.strategy.rounding import Change, of_series, rounded, rounded_decays
-from anyorder.strategy.toeplitz import Problem, Toeplitz, reciprocal, repeated, worst_steps
+from anyorder.strategy.toeplitz import Problem, Toeplitz, reciprocal, repeated
 from anyorder.strategy.variances import Way, by_recurrence, joined
 from anyorder.workload import Workload
 from anyorder.workload.given import GivenWorkload
@@ -461,7 +461,7 @@ class BLTLoss:
     def __init__(self, workload: Workload, participation: Participation, objective: str) -> None:
         check_optimisable(participation)
         self.workload, self.objective, self.n = workload, objective, workload.n
-        self.steps = worst_steps(participation)
+        self.steps = participation.pattern.likely_worst()
         self.any_start = len(self.steps) > 1 and stride(participation.pattern) is None
         self.segments = _segments(workload)
 

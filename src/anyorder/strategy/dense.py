@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, assert_never
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import block_diag, cholesky, eigh, solve_triangular, svd
 
@@ -280,8 +281,6 @@ def _ascend(A: Floats, groups: Groups, *, is_max: bool, tolerance: float, max_it
 
 def _coarse_start(A: Floats, groups: Groups, *, is_max: bool, tolerance: float) -> Floats | None:
     """The point of the problem with every fourth pattern only, log V interpolated between them; None for small ones."""
-    from scipy.interpolate import interp1d  # slow to load
-
     ordered = all((np.diff(g[:, 0]) > 0).all() for g in groups)  # patterns beside each other are alike
     if not ordered or A.shape[1] < _LARGE or sum(len(g) for g in groups) < 4 * _COARSER:
         return None
@@ -289,7 +288,8 @@ def _coarse_start(A: Floats, groups: Groups, *, is_max: bool, tolerance: float) 
     steps = np.sort(np.concatenate([g[rows].ravel() for g, rows in zip(groups, kept, strict=True)]))
     coarse = [np.searchsorted(steps, g[rows]) for g, rows in zip(groups, kept, strict=True)]
     found = _ascend(A[:, steps], coarse, is_max=is_max, tolerance=max(tolerance, 1e-3), max_iterations=_ROUGH)
-    logs = [interp1d(rows, log, axis=0)(np.arange(len(g))) if len(rows) > 1 else np.repeat(log, len(g), axis=0)
+    between = scipy.interpolate.interp1d
+    logs = [between(rows, log, axis=0)(np.arange(len(g))) if len(rows) > 1 else np.repeat(log, len(g), axis=0)
             for g, rows, log in zip(groups, kept, found.best.logs, strict=True)]  # fmt: skip
     return _flat(logs, found.best.log_weights)
 

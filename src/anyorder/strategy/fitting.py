@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import TypeVar, assert_never
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
 
 from anyorder.errors import PlanError
@@ -141,7 +142,6 @@ def descend(
     Each search ends where a step gains less than `gain`; another follows, since at the kinks of the majorant a stale
     curvature stops a search too early. No number goes below `lowest`.
     """
-    from scipy.optimize import minimize  # slow to load
 
     def logarithm(x: Floats) -> Valued:
         with np.errstate(all="ignore"):
@@ -155,7 +155,7 @@ def descend(
     value = np.inf
     for _ in range(restarts):
         bounds = None if lowest is None else [(lowest, None)] * len(start)
-        found = minimize(logarithm, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
+        found = scipy.optimize.minimize(logarithm, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
         gained, value, start = value - float(found.fun), float(found.fun), found.x
         if gained < 1e-7:
             break

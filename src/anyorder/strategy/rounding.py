@@ -19,7 +19,7 @@ covers the rounding. As a whole, T = (I + C E)^-1 and C' = C. By columns, T = I 
 
     || (C~ - C) C^-1 || <= r ( sum_t || C e_t ||^2 )^(1/2) || K ||
 
-The row of a kind in `registry` says its two: the `Change` of C, and (1 + e) (1 + w) - 1 under coins. They stand in the
+The row of a kind in `registry` says its two: the `Change` of C, and (1 + e) (1 + w) - 1 under draws. They stand in the
 file of the kind; here is what they share. `anyorder.strategy.sensitivity.rounding` makes one number of them.
 """
 

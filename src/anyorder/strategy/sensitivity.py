@@ -44,7 +44,7 @@ def sensitivity(strategy: Strategy, participation: Participation) -> Bound:
 
 
 def known_sensitivity(strategy: Strategy, participation: Participation) -> Bound:
-    """sens(C, pattern) of an order by secret draws, for those who know the coins: what is left of its claim then.
+    """sens(C, pattern) of an order by secret draws, for those who know the draws: what is left of its claim then.
 
     Args:
         strategy: C.
@@ -107,7 +107,7 @@ def rounding(strategy: Strategy, participation: Participation) -> float:
         except ArgumentError:  # what is left of a parameter, 0 or infinity, is none
             change, hidden = Change(math.inf), math.inf
     result = (1 + change.whole) * (1 + change.columns * math.sqrt(participation.max_participations)) - 1
-    result = max(result, hidden)  # the first is for those who know the coins
+    result = max(result, hidden)  # the first is for those who know the draws
     if not result <= MOST:
         raise PlanError(
             f"the noise of {strategy!r} cannot be made in float32: rounding its coefficients could change the "

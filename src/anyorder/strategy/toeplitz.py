@@ -630,15 +630,6 @@ class Problem:
         return lambda d: _quadratic(Q[: len(d), : len(d)], d)
 
 
-def worst_steps(participation: Participation) -> NDArray[np.int64]:
-    """The pattern of largest sensitivity for Toeplitz C with a non-increasing first column; a guess for EpochShuffle.
-
-    As early and as close as allowed. In shuffled epochs: last of one, first of the next, and so in pairs. For a
-    KnownOrder: evenly spread.
-    """
-    return participation.pattern.likely_worst()
-
-
 def _toeplitz_error(a: Floats, weights: Floats, d: Floats) -> Valued:
     """sum_t weights_t (a * d)_t^2."""
     n = len(a)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from anyorder.clipping.torch_private import flattened
 from anyorder.errors import ModelError, ModelWarning
 from anyorder.sampling.draws import alone, process_generators, reseed
 from anyorder.training.module_state import moved_apart, state_of
@@ -109,7 +110,7 @@ def _run(model: nn.Module, inputs: Inputs) -> list[Tensor]:
     """The outputs that can be trained on, with the same random numbers in each run."""
     reseed(process_generators(), 0)
     args, kwargs = inputs
-    leaves = pytree.tree_leaves(model(*args, **kwargs))
+    leaves, _ = flattened(model(*args, **kwargs))
     return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
 
 

@@ -39,7 +39,7 @@ from anyorder.clipping.loss import LossWatch, unwatched
 from anyorder.clipping.mapping import reparametrized
 from anyorder.clipping.norms import accumulator_dtype
 from anyorder.clipping.torch_private import never_compiled
-from anyorder.clipping.validate import refuse_unfit
+from anyorder.clipping.validate import iterate_before_passes, refuse_unfit
 from anyorder.errors import ArgumentError, CheckpointError, LoaderError, PlanError, TrainingError
 from anyorder.ledger import Ledger, Units, numbered
 from anyorder.noise import NoiseSource
@@ -60,6 +60,7 @@ from anyorder.plan.plan import Plan
 from anyorder.release.ranks import OneProcess
 from anyorder.release.release import Release
 from anyorder.release.schedules import Adaptive
+from anyorder.release.weights import digests
 from anyorder.sampling.draws import ModelDraws, Seeds
 from anyorder.sampling.found import find_participation, planned_order
 from anyorder.sampling.identity import check_same_rows
@@ -215,6 +216,7 @@ class Training:
         self._hook_optimizer()
         check_shown = self._tables.check_shown if self._tables is not None and self._tables.are_lazy else None
         self.model = PrivateModule(model, self._forward, self._discard, self._whole, check_shown, self._watch.looked)
+        iterate_before_passes(self.model, model)
 
     # -- one step: units, bound --------------------------------------------------------------------------------------
 
@@ -395,8 +397,9 @@ class Training:
         self.release.check(waiting.units if waiting.batches else None)
         if not waiting.batches:
             raise TrainingError(
-                "optimizer.step() without a backward pass through the private model since the last step; to leave a "
-                "batch out, call engine.skip() first"
+                "optimizer.step() without a backward pass through the private model since the last step: call "
+                "model(..) itself, no part of it (model.encoder(..)) and not the module that make_private was given, "
+                "and loss.backward() before each step; to leave a batch out, call engine.skip() first"
             )
         self._bound.check_step()
         if self._tables is not None:
@@ -486,6 +489,12 @@ class Training:
         refuse_unfit(self._model)
         if self._group is not None:
             check_sharding(self._model, self._group)
+
+    def weights(self) -> tuple[str, ...]:
+        """Digests of the trained parameters as they are; none where this process does not hold them whole."""
+        if self._whole is not None or (self._tables is not None and self._tables.are_lazy):
+            return ()
+        return digests(parameter for parameter in self.model.parameters() if parameter.requires_grad)
 
     def _find_tables(self) -> TrainedTables | None:
         found = tables_in(self._model, self._bound.named)
@@ -980,7 +989,8 @@ class BoundParameters:
                 continue
             raise TrainingError(
                 f"parameter {name} has a gradient that did not come through the private model, from a penalty on "
-                "weights or another loss perhaps; use the optimizer's weight_decay, and zero_grad() before each step"
+                "weights, another loss or a part of the model that was called alone (model.encoder(..)) perhaps; use "
+                "the optimizer's weight_decay, call model(..) as a whole, and zero_grad() before each step"
             )
         for name, p in self.left_out.items():
             if p.grad is not None and _has_numbers(p.grad):
@@ -1314,7 +1324,7 @@ class PrivacyEngine:
                 fields, types and sizes examples have. One that cannot be joined to it (of another dtype, with more
                 dimensions, of a size that `pad_to` does not pad, or that `collate_fn` fails on) is replaced by it, and
                 adds exactly zero; nothing tells of it. None: it is refused, which shows that there is one. For units
-                that are examples, from a loader that collates them. Cost: some 50 microseconds for each example.
+                that are examples, from a loader that collates them. Cost: some 20 microseconds for each example.
             released: metrics of training, such as the loss, that are released with each gradient: `ao.Metrics`. Then
                 `measure` is called in each batch, and `metrics` has what came out.
         Returns: the private model, the optimizer, and a loader that hands out the same batches. For type checkers they
@@ -1482,14 +1492,16 @@ class PrivacyEngine:
     def certificate(self, *, public_stop: bool = False) -> Certificate:
         """The claim of this run, for everybody: `save` it, and check it with `anyorder verify`. It names nobody.
 
-        It says how units were kept apart in data set, collation, model and loss (`certificate.isolation`).
+        It says how units were kept apart in data set, collation, model and loss (`certificate.isolation`), and which
+        weights it is of: those that the model's trained parameters have now (`certificate.weights`; not of a model of
+        which each process holds a part, nor with lazy tables). `anyorder verify --model FILE` finds them in a file.
         `public_stop` is for runs that ended early: see `Release.certificate`.
         """
-        return replace(self.release.certificate(public_stop=public_stop), isolation=self.training.isolation)
+        return replace(self.evidence().shown(public_stop=public_stop), weights=self.training.weights())
 
     def evidence(self) -> Evidence:
         """Who took part in which step: what backs the certificate. As secret as the data."""
-        return self.release.evidence()
+        return self.release.evidence().with_isolation(self.training.isolation)
 
     def save(self, extra: dict[str, Any] | None = None) -> None:
         """Write the checkpoint: one file, replaced atomically. All ranks call it, and the first one writes.

@@ -21,7 +21,6 @@ __all__ = [
     "cosine",
     "custom",
     "from_optimizer",
-    "last_iterate",
     "linear_cooldown",
     "momentum",
     "prefix_sum",
@@ -59,17 +58,12 @@ def custom(matrix: ArrayLike) -> GivenWorkload:
 def weighted(workload: Workload, weights: ArrayLike) -> Workload:
     """The same workload with its rows multiplied by (n,) weights: which iterates matter, and how much.
 
+    Weights (0, .., 0, 1): the last alone, as where nobody sees those before it.
+
     The mean-square error becomes || diag(weights) A K ||_F^2 / n, times sens^2.
     """
     weights = nonnegative("weights", workload.weights * np.asarray(weights, dtype=np.float64), workload.n)
     return from_dict({**workload.to_dict(), "weights": pack(weights)})
-
-
-def last_iterate(workload: Workload) -> Workload:
-    """The same workload where only the last iterate counts: weights (0, .., 0, 1)."""
-    weights = np.zeros(workload.n)
-    weights[-1] = 1.0
-    return weighted(workload, weights)
 
 
 def from_dict(data: dict[str, Any]) -> Workload:

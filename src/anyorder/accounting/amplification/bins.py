@@ -18,6 +18,7 @@ from functools import lru_cache, reduce
 from typing import Any, assert_never
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
 from scipy import sparse
 from scipy.special import ndtr
@@ -364,9 +365,6 @@ def nested_above(k: Floats) -> Nested:
 
     Cost: O(b^2).
     """
-    from scipy.cluster.hierarchy import linkage  # slow to load
-    from scipy.spatial.distance import squareform
-
     b = len(k)
     heights = np.unique(k)
     heights = heights[np.append(np.diff(heights) > _SAME * heights[-1], True)]  # else differences lose their digits
@@ -377,7 +375,9 @@ def nested_above(k: Floats) -> Nested:
     nodes: list[tuple[int, list[Node]]] = [(int(levels[j, j]), []) for j in range(b)]
     if b > 1:
         top = len(heights)
-        for left, right, distance, _ in linkage(squareform(top - levels, checks=False), "single"):
+        for left, right, distance, _ in scipy.cluster.hierarchy.linkage(
+            scipy.spatial.distance.squareform(top - levels, checks=False), "single"
+        ):
             level = top - round(distance)
             below = [node for side in (left, right) for node in _below(nodes[int(side)], level)]
             nodes.append((level, below))
@@ -590,8 +590,6 @@ def _circulant(k: Floats) -> Floats:
 
 def _programme(row: Floats, r: float, power: float) -> tuple[float, Chain] | None:
     """(its price, the cheapest chain of this r above a circulant matrix), an entry's price being e^(power row)."""
-    from scipy.optimize import linprog  # slow to load
-
     b = len(row)
     d = np.arange(b)
     near = np.minimum(d, b - d)
@@ -602,7 +600,7 @@ def _programme(row: Floats, r: float, power: float) -> tuple[float, Chain] | Non
     entries = np.zeros((b, half))
     entries[d, near] = 1.0
     price = np.exp(np.minimum(power * row, 50.0)) @ parts
-    answer = linprog(
+    answer = scipy.optimize.linprog(
         np.concatenate([price, np.zeros(half)]),
         A_ub=-waves @ np.concatenate([parts, -entries], axis=1),
         b_ub=-waves @ row,

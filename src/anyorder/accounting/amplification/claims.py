@@ -90,7 +90,7 @@ def pair_delta(
 
 
 def known_mu(strategy: Strategy, participation: AmplifiedOrder, noise_multiplier: float, neighbours: str) -> float:
-    """The mu against those who know the coins, rounded up; no secrecy is left in it."""
+    """The mu against those who know the draws, rounded up; no secrecy is left in it."""
     sens = known_sensitivity(strategy, participation).value
     return nextafter(NEIGHBOURS[neighbours] * sens / noise_multiplier * (1 + 2.0**-50), inf)
 
@@ -108,9 +108,9 @@ def check_relation(neighbours: str, participation: AmplifiedOrder, method: Metho
 @final
 @dataclass(frozen=True)
 class Amplified:
-    """The curve of C G + noise over batches that are drawn by the coins of a secret order.
+    """The curve of C G + noise over batches that a secret order draws.
 
-    Its pair is that of `anyorder.accounting.amplification.mixture`. Never above that of those who know the coins.
+    Its pair is that of `anyorder.accounting.amplification.mixture`. Never above that of those who know the draws.
     "replace-one" is two such steps, from the unit to none and from none to the other:
 
         delta_replace(eps) <= delta(eps / 2) (1 + e^(eps / 2))
@@ -146,7 +146,7 @@ class Amplified:
 
     @property
     def known_mu(self) -> float:
-        """The mu against those who know the coins, rounded up."""
+        """The mu against those who know the draws, rounded up."""
         return known_mu(self.strategy, self.participation, self.noise_multiplier, self.neighbours)
 
     @property

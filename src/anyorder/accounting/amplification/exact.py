@@ -20,9 +20,9 @@ the N units of a group. Let r be the number of others that were drawn, r ~ Bin(N
              -2 with probability p in both dominates ("replace-one" at half of sigma; loose, but what is known).
 
 To tell which case it is can only help: the mixture of both pairs, joint convexity. It rests on these: the choice of
-who stays is uniform and secret, as the coins are; N counts all units of the group and is public; without the unit its
+who stays is uniform and secret, as the draws are; N counts all units of the group and is public; without the unit its
 place is kept, with zero for its gradient (zero-out). A group's size may be one more than another's, and neither is
-always worse: the larger delta of both is taken. With coins that are known a unit moves the sums by its own gradients
+always worse: the larger delta of both is taken. With draws that are known a unit moves the sums by its own gradients
 alone, so that mu = sqrt(steps) / sigma holds too.
 
 **Orthogonal means.** See `lognormals`; k epochs of allocation anew are k such ratios, composed.

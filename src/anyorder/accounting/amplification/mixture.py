@@ -1,6 +1,6 @@
-"""The dominating pair of secret sampling: a mixture of Gaussians, one for each set of steps that the coins may give.
+"""The dominating pair of secret sampling: a mixture of Gaussians, one for each set of steps that the draws may give.
 
-**Theorem.** Let a unit take part in the random steps S, drawn by its own coins, independent of everything else, with
+**Theorem.** Let a unit take part in the random steps S, by its own draws, independent of everything else, with
 probability w_S each. Let C be lower triangular, of any signs, and let what is released be y = C G + sigma Z, step by
 step, where the rows of G may depend on all that was released before, and the unit's own rows are vectors of norm <= 1
 in the steps of S, else 0. Then for both directions of neighbours (with the unit, without it) and every epsilon

@@ -33,6 +33,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import cholesky_banded
 
@@ -333,7 +334,7 @@ def _chunks(samples: int, width: int) -> Iterator[tuple[int, int]]:
 #
 # and rho_i is such that log z_i - kappa_i <= rho_i / (i - 1) times the number of steps of all copies before. *Such a
 # rho_i.* z_i / e^{kappa_i} = E exp(sum over j in S of s_j) for the S tilted by phi_i. S comes at j with a probability
-# of at most p_i, given the past: it lies in a set of independent coins, and so log z_i - kappa_i <= p_i sum_j (e^{s_j}
+# of at most p_i, given the past: it lies in a set of independent draws, and so log z_i - kappa_i <= p_i sum_j (e^{s_j}
 # - 1), convex in the copies before: let all be one, R, with tau = i - 1, so that s_j = tau sum over a in R of G_ja. At
 # most two a lie within b of j: at d after the one, and b - d or more before the other. With g(d) the largest
 # G_{j,j+d}, h(d) the largest g from d on, and e^{x+y} - 1 = (e^x - 1) + (e^y - 1) + their product, one may take
@@ -860,9 +861,9 @@ class _Bet(NamedTuple):
 def _best(X: Floats, m: float, cap: float) -> float:
     """The bet of the largest growth, of those that a term of the cap cannot ruin."""
     high = math.log(0.9 / cap)
-    from scipy.optimize import minimize_scalar  # slow to load
-
-    found = minimize_scalar(lambda x: -_growth(X, m, math.exp(x)), bounds=(high - 30, high), method="bounded")
+    found = scipy.optimize.minimize_scalar(
+        lambda x: -_growth(X, m, math.exp(x)), bounds=(high - 30, high), method="bounded"
+    )
     return math.exp(float(found.x))
 
 

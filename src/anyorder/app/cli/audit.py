@@ -27,7 +27,7 @@ def arrays(
     file: Annotated[
         Path,
         typer.Argument(
-            help="An .npz file: released rows and canaries, or scores; coins; the claim. See docs/audit.md."
+            help="An .npz file: released rows and canaries, or scores; draws; the claim. See docs/audit.md."
         ),
     ],
     released: Annotated[
@@ -147,7 +147,7 @@ def canaries(
     vocabulary: Annotated[int, typer.Option(help="Words that are kept of the text.")] = 1000,
     leave_out: Annotated[int, typer.Option(help="Most frequent words, which are dropped first.")] = 100,
     delta: Annotated[float, typer.Option(help="Of claim and bound.")] = 1e-5,
-    seed: Annotated[int, typer.Option(help="Of canaries, candidates and weights; never of coins or noise.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of canaries, candidates and weights; never of draws or noise.")] = 0,
     plot: Annotated[Path | None, typer.Option(help="Write a PNG: ranks of canaries that were in and out.")] = None,
     as_json: Json = False,
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from anyorder.app import script_runner
 from anyorder.app.cards import facts_panel
 from anyorder.app.cli.output import Json, fail, one_line_errors, print_json
 from anyorder.errors import ArgumentError
@@ -60,7 +61,7 @@ def check(
         raise ArgumentError(f"the target must be a script that is there, or module:function, got {target!r}")
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
-        runner = [sys.executable, "-m", "anyorder.audit.script_runner", str(report), json.dumps(given)]
+        runner = [sys.executable, "-m", script_runner.__name__, str(report), json.dumps(given)]
         stdout = sys.stderr if as_json else None
         code = subprocess.run([*runner, target, *context.args], stdout=stdout, check=False).returncode
         found = json.loads(report.read_text()) if report.exists() else {"findings": [], "problem": None}

@@ -99,8 +99,8 @@ def federated(
     record of who took part, and releases by the plan. Epsilon is for one user,
     all examples together. It is printed twice: as planned, and as realised by
     the rounds that users were really in. Accuracy is that on test examples of
-    nobody. Secret, as the data is: checkpoint.pt with the files beside it, and
-    run.evidence.json; the folder's .gitignore names them.
+    nobody. Secret, as the data is: the folder secret (the noise key, the record
+    of who took part); anyorder publish copies the rest.
     """
     every: dict[str, Any] = {
         "dataset": dataset, "model": model, "data_dir": data_dir, "users": users, "user_key": user_key,

@@ -73,8 +73,8 @@ def fit(
     classes are yours to say. A row that cannot be read, lacks a cell or has a
     target out of its classes counts as zero, and nothing tells of it. Public:
     model.json, run.privacy.json (the certificate), plan.json and metrics.json.
-    Secret, as the data is: checkpoint.pt with the files beside it, and
-    run.evidence.json; the folder's .gitignore names them.
+    Secret, as the data is: the folder secret (the noise key, the record
+    of who took part); anyorder publish copies the rest.
     """
     every: dict[str, Any] = {
         "csv": csv, "target": target, "bounds": bounds, "epsilon": epsilon, "delta": delta, "learner": learner,

@@ -86,9 +86,9 @@ def train(
     $ anyorder train --resume runs/digits-20250101-120000
 
     No loss or accuracy on training data is shown: it would be a release that
-    the guarantee does not cover. Secret, as the data is: checkpoint.pt (the
-    noise key), its journal, and run.evidence.json (who was in which step); the
-    folder's .gitignore names them. Public: model.pt, run.privacy.json (the
+    the guarantee does not cover. Secret, as the data is: the folder secret (the
+    noise key, who was in which step); anyorder publish copies the rest. Public:
+    model.pt, run.privacy.json (the
     certificate), plan.json, metrics.json and the pictures.
     """
     every: dict[str, Any] = {

@@ -46,6 +46,9 @@ def verify(
     audit: Annotated[
         Path | None, typer.Option(help="audit.json of a run of the same plan, as anyorder audit run writes it.")
     ] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="The file of the model: the certificate must be of the weights that are in it.")
+    ] = None,
     large: Annotated[
         bool, typer.Option("--large", help="No bounds on time and memory: for files that you trust, of long runs.")
     ] = False,
@@ -65,10 +68,13 @@ def verify(
 
     $ anyorder verify run.privacy.json --audit audits/digits/audit.json
 
+    $ anyorder verify run.privacy.json --model model.pt
+
     With the evidence it also checks that the two belong together, and that
     every unit kept to the order; with a receipt, that the certificate is bound
     to this unit's steps, and its own mu; with an audit, that it is of the same
-    plan, and did not refute its claim. What no file can show: that the noise was
+    plan, and did not refute its claim; with a model, that the certificate is of
+    its weights. What no file can show: that the noise was
     added, and that order, units and clipping were what the file says.
 
     Of the certificate of a search (search.privacy.json) epsilon of the whole
@@ -79,14 +85,15 @@ def verify(
     """
     try:
         if mentions(file, f'"{SEARCH}"', large=large):
-            if (evidence, receipt, audit) != (None, None, None):
-                raise ArgumentError("evidence, receipt and audit belong to a run, and the file is of a search")
+            if (evidence, receipt, audit, model) != (None, None, None, None):
+                raise ArgumentError("evidence, receipt, audit and model belong to a run, and the file is of a search")
             _verify_search(file, large, as_json)
             return
         with _bar() as tell, watched(tell):
             found = verify_file(file, evidence=evidence, receipt=receipt, large=large)
             drawn = _drawn_again(found.plan) if fresh else None
         attacked = None if audit is None else audit_files.read(audit, found.plan)
+        named = None if model is None else check_model(found.certificate, model)
     except AnyorderError as problem:
         if as_json:
             print_json({"ok": False, "file": str(file), "problem": str(problem)})
@@ -97,7 +104,7 @@ def verify(
     checked, unseen = verdict(found, fresh)
     if attacked is not None:
         checked.append(f"as its file says: {attacked}")
-    checked += [] if drawn is None else [drawn]
+    checked += [one for one in (drawn, named) if one is not None]
     plan, certificate, own = found.plan, found.certificate, found.receipt
     if as_json:
         steps = None if certificate is None else certificate.steps
@@ -137,6 +144,22 @@ def _realised(certificate: Certificate, realised: Realised, backed: bool) -> tup
         told = "as the evidence has it" if backed else "which is unchecked and implausible. Rest on the planned epsilon"
         return f"nothing: nobody took part in any of {steps}, {told}", False
     return f"of who took part{'' if backed else ' as the file says, which is unchecked'}: {epsilon}", True
+
+
+def check_model(certificate: Certificate | None, model: Path) -> str:
+    """What is known of the model after it was held against the certificate. Raises: CertificateError."""
+    if certificate is None:
+        raise CertificateError("the file is a plan, which has not run: a model belongs to a certificate")
+    if not certificate.weights:
+        raise CertificateError("the certificate names no model: it is of an earlier version, or nobody said which")
+    from anyorder.release.weights import digests_of_file  # with torch, which other checks do without
+
+    if missing := set(certificate.weights) - digests_of_file(model):
+        raise CertificateError(
+            f"the certificate is of another model than {model}: {len(missing)} of its "
+            f"{counted(len(certificate.weights), 'digest')} are of nothing in that file"
+        )
+    return f"that {model.name} has the weights which the certificate names"
 
 
 def _drawn_again(plan: Plan) -> str:

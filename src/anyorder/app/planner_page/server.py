@@ -16,6 +16,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from anyorder import checks
+from anyorder.app.planner_page import child
 from anyorder.app.planner_page.answers import KINDS, ORDERS
 
 # ----------------------------------------------------------------------------------------------------
@@ -194,7 +195,7 @@ class Worker:
     async def _started(self) -> Process:
         if self._process is None or self._process.returncode is not None:
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-P", "-m", "anyorder.app.planner_page.child", stdin=PIPE, stdout=PIPE, limit=_LINE
+                sys.executable, "-P", "-m", child.__name__, stdin=PIPE, stdout=PIPE, limit=_LINE
             )
         return self._process
 

@@ -18,15 +18,13 @@ from typing import Any
 
 from anyorder.audit.faults.front_end import Fault, FrontEnd, patched
 from anyorder.audit.faults.judge import audit_front_end, cases
-from anyorder.audit.faults.trial import BinsTrial, Moved, SampledTrial
+from anyorder.audit.faults.trial import Moved
 from anyorder.errors import ArgumentError
 
 __all__ = [
-    "BinsTrial",
     "Fault",
     "FrontEnd",
     "Moved",
-    "SampledTrial",
     "audit_front_end",
     "cases",
     "patched",

@@ -7,13 +7,18 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from anyorder._draws import Draws
 from anyorder.audit.faults import sums
 from anyorder.audit.faults.front_end import Fault, Reached, SumFault, patched
 from anyorder.audit.faults.trial import BATCH_SIZE
-from anyorder.noise import NoiseSource
+from anyorder.ledger import Ledger
+from anyorder.noise import NoiseSource, program
 from anyorder.participation import MinSeparation, RandomAllocation
+from anyorder.plan.plan import Plan
+from anyorder.release.release import Release, SharedNoise
+from anyorder.strategy.bound import Bound
 
 __all__ = ["FAULTS"]
 
@@ -27,8 +32,6 @@ _SHRINKS = 0.7  # the clip norm of a step over that of the step before
 @contextmanager
 def half_the_noise(reached: Reached) -> Iterator[None]:
     """The release gives its noise half the standard deviation that was planned."""
-    from anyorder.release.release import SharedNoise
-
     real = SharedNoise.__init__
 
     def init(self: Any, strategy: Any, source: Any, std: float, *rest: Any) -> None:
@@ -56,8 +59,6 @@ def noise_used_again(reached: Reached) -> Iterator[None]:
 @contextmanager
 def row_used_again(reached: Reached) -> Iterator[None]:
     """One row of Z is that of the step before, as if two steps had one address; what is made of the rows is right."""
-    from anyorder.noise import program
-
     real = program.trace
 
     def trace(*arguments: Any) -> Any:
@@ -73,8 +74,6 @@ def row_used_again(reached: Reached) -> Iterator[None]:
 @contextmanager
 def stale_kernel(reached: Reached) -> Iterator[None]:
     """The compiled step is one of a strategy with other coefficients: the key of the cache forgot them."""
-    from anyorder.noise import program
-
     real = program.compile_step
 
     def compile_step(traced: Any, *rest: Any) -> Any:
@@ -120,10 +119,6 @@ def missing_noise(reached: Reached) -> Iterator[None]:
 @contextmanager
 def _other_noise(change: Any) -> Iterator[None]:
     """Within it, what is added to a sum in a step is change(step, noise, noise of the step before): flat arrays."""
-    import torch
-
-    from anyorder.release.release import SharedNoise
-
     real = SharedNoise.add_to
     before: dict[int, Any] = {}
 
@@ -150,8 +145,6 @@ def _other_noise(change: Any) -> Iterator[None]:
 @contextmanager
 def one_participation(reached: Reached) -> Iterator[None]:
     """The plan accounts for one participation of a unit, where there are three."""
-    from anyorder.plan.plan import Plan
-    from anyorder.strategy.bound import Bound
 
     def sensitivity(strategy: Any, _: Any) -> Bound:
         reached()
@@ -176,8 +169,6 @@ def lets_in(looser: Callable[[MinSeparation], MinSeparation]) -> Callable[[Reach
 
     @contextmanager
     def plant(reached: Reached) -> Iterator[None]:
-        from anyorder.ledger import Ledger
-
         real = Ledger._refusals
 
         def refusals(self: Any, t: int, ids: Any) -> Any:
@@ -234,8 +225,8 @@ def bins_in_each_epoch(reached: Reached) -> Iterator[None]:
 
 
 @contextmanager
-def coins_of_another_run(reached: Reached) -> Iterator[None]:
-    """Each run tosses the same coins, as those of a generator whose seed somebody fixed."""
+def draws_of_another_run(reached: Reached) -> Iterator[None]:
+    """Each run makes the same draws, as those of a generator whose seed somebody fixed."""
     real = Draws.__init__
 
     def init(self: Any, rule: Any, size: int, source: Any) -> None:
@@ -252,8 +243,6 @@ def coins_of_another_run(reached: Reached) -> Iterator[None]:
 @contextmanager
 def next_clip_norm(reached: Reached) -> Iterator[None]:
     """The clip norm shrinks, and the noise is scaled with the norm of the next step, not with that of the sum."""
-    from anyorder.release.release import Release
-
     real, divisor = Release.take, Release.divisor
 
     def take(self: Any, units: Any, own: Any, place: str = "", tables: Any = ()) -> Any:
@@ -303,8 +292,6 @@ def momentum_before_noise(reached: Reached) -> Iterator[None]:
 @contextmanager
 def _other_sums(change: Any) -> Iterator[None]:
     """Within it, a release takes change(release, pieces) for the pieces of a sum, whole tables among them."""
-    from anyorder.release.release import Release
-
     real = Release.take
 
     def take(self: Any, units: Any, own: Any, place: str = "", tables: Any = ()) -> Any:
@@ -329,7 +316,7 @@ FAULTS: tuple[Fault | SumFault, ...] = (
     Fault("larger sampling probability", larger_coins, sampled=True),
     Fault("bins that are public", public_bins, bins=True),
     Fault("a new bin in each epoch", bins_in_each_epoch, bins=True),
-    Fault("coins of another run", coins_of_another_run, bins=True),
+    Fault("draws of another run", draws_of_another_run, bins=True),
     Fault("half the noise, balls in bins", half_the_noise, bins=True),
     Fault("clip norm of the next step", next_clip_norm),
     Fault("sum kept for later", sum_kept_for_later),

@@ -32,7 +32,7 @@ _BINS = "balls in bins"
 
 
 def attack(trial: FaultTrial, released: Released) -> NoiseLaw:
-    """Whether included canaries stand out by more than the claimed mu: needs the rows and the coins, no sums.
+    """Whether included canaries stand out by more than the claimed mu: needs the rows and the draws, no sums.
 
     "attack" estimates the noise from the scores; "attack, planned noise" takes the plan's, and sees smaller excesses.
     """

@@ -109,7 +109,7 @@ class FaultTrial:
         size: as given.
         key: 32 bytes for the release.
         canaries: their directions, on the first half of the coordinates.
-        included: (count,) the coins.
+        included: (count,) the draws.
         own: for every unit its steps.
     """
 
@@ -133,7 +133,7 @@ class FaultTrial:
         self._generator = np.random.default_rng(seed)
         half = size // 2
         self.canaries = Canaries(size, count, half, seed, coordinates=np.arange(half))
-        self.included = self.canaries.coins(source.derive(b"coins").key)
+        self.included = self.canaries.draw(source.derive(b"coins").key)
         self._strategy, self._n, self._others = strategy(n), n, checks.integer("others", others, low=0)
         rule = MinSeparation(n, self.separation, self.most)
         units = count + self._others
@@ -218,17 +218,17 @@ class FaultTrial:
 
 
 class SampledTrial:
-    """A run of secret sampling: units are drawn by the release's own coins, and every unit brings one vector.
+    """A run of secret sampling: units are drawn by the release's own draws, and every unit brings one vector.
 
     Args:
-        seed: of all of it but the noise and the coins of sampling.
+        seed: of all of it but the noise and the draws of sampling.
         n: steps.
         count: canaries, which are all the units there are.
 
     Attributes:
         size: elements of a released row.
         key: 32 bytes for the release.
-        vectors: (count, size) float32, row i what unit i brings whenever it is drawn; zeros where its coin says so.
+        vectors: (count, size) float32, row i what unit i brings whenever it is drawn; zeros where its draw says so.
         canaries, included: as in `Trial`.
     """
 
@@ -240,7 +240,7 @@ class SampledTrial:
         self.size = 2 * count
         self.key = source.derive(b"release").key
         self.canaries = Canaries(self.size, count, self.size, seed)
-        self.included = self.canaries.coins(source.derive(b"coins").key)
+        self.included = self.canaries.draw(source.derive(b"coins").key)
         self.vectors = (30 * CLIP_NORM * self.canaries.vectors() * self.included[:, None]).astype(np.float32)
         self._n = n
 
@@ -260,8 +260,8 @@ class BinsTrial:
     What is tested is the law of the batches, and that of the noise; `strategy` is correlated over bins.
 
     Args:
-        seed: of all of it but the noise and the coins of bins.
-        number: of runs of one front end, which must have coins of their own.
+        seed: of all of it but the noise and the draws of bins.
+        number: of runs of one front end, which must have draws of their own.
         count: units.
 
     Attributes:

@@ -61,10 +61,11 @@ _OF_EVALUATION = (
     "protection, not on rows of those who are in train_dataset, and say so with public_evaluation=True; or leave out "
     "what goes by them"
 )
+_LIBRARIES = ("transformers", "trl")  # whose losses are replaced by `example_losses`
 _CHECKPOINT = "_privacy.checkpoint"  # an underscore: the hub is not sent such files
 
 
-def example_losses(outputs: Any, labels: Tensor) -> Tensor:
+def example_losses(outputs: Any, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
     """Cross-entropy of each example alone, (B,): the mean over its own tokens where the model is a language model.
 
     A mean over all tokens of the batch would divide one example's loss by the length of the others, which no clipping
@@ -74,19 +75,27 @@ def example_losses(outputs: Any, labels: Tensor) -> Tensor:
         outputs: of the model; its `logits` are (B, classes), (B, tokens, vocabulary), or (B,) and (B, 1) for a number.
         labels: (B,) classes or numbers, or (B, tokens). With as many tokens as labels, token i of a causal model is
             read against label i + 1 by the Trainer, which shifts both before it calls this.
+        label_smoothing: the share of each label that goes to all classes alike, in [0, 1].
+    Raises: ModelError where no loss is known for such outputs and labels.
     """
     logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
+    if label_smoothing and (labels.is_floating_point() or logits.shape == labels.shape):
+        raise ModelError(
+            "label_smoothing_factor is for labels that are classes; leave it 0, or override example_losses"
+        )
     if labels.is_floating_point() or logits.shape == labels.shape:
         errors = F.mse_loss(logits.reshape(labels.shape), labels.to(logits.dtype), reduction="none")
         return errors.reshape(len(labels), -1).mean(1)
     if logits.dim() == 2:
-        return F.cross_entropy(logits, labels.reshape(-1), reduction="none")
+        return F.cross_entropy(logits, labels.reshape(-1), reduction="none", label_smoothing=label_smoothing)
     if logits.dim() != 3 or labels.shape != logits.shape[:2]:
         raise ModelError(
             f"no loss is known for logits {tuple(logits.shape)} and labels {tuple(labels.shape)}; override "
             "example_losses(outputs, labels) of the trainer with one that returns a loss for each example"
         )
-    losses = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none", ignore_index=_IGNORE)
+    losses = F.cross_entropy(
+        logits.transpose(1, 2), labels, reduction="none", ignore_index=_IGNORE, label_smoothing=label_smoothing
+    )
     counted = (labels != _IGNORE).sum(1).clamp(min=1)
     return losses.sum(1) / counted
 
@@ -140,6 +149,7 @@ class PrivateTrainerMixin:
         pad_to: PadTo = None,
         pad_value: float | Mapping[Any, float] | None = None,
         pad_side: str | None = None,
+        like: Any = None,
         public_evaluation: bool = False,
         released: Metrics | None = None,
         **kwargs: Any,
@@ -157,7 +167,9 @@ class PrivateTrainerMixin:
         self._evaluates, self._evaluating = public_evaluation, False
         self._options: dict[str, Any] = {"chunk_size": chunk_size, "micro_batch": micro_batch, "rule": rule}
         self._released, self._logged = released, 0
-        self._padding: dict[str, Any] = {"pad_to": pad_to, "pad_value": pad_value, "pad_side": pad_side}
+        self._padding: dict[str, Any] = {
+            "pad_to": pad_to, "pad_value": pad_value, "pad_side": pad_side, "like": like
+        }  # fmt: skip
         given = kwargs.get("args", args[1] if len(args) > 1 else None)
         if given is not None and given.push_to_hub:  # before a repository is made
             raise ArgumentError(
@@ -172,10 +184,6 @@ class PrivateTrainerMixin:
     def _check_arguments(self, args: Any) -> None:
         if args.n_gpu > 1:
             raise ArgumentError(f"one process must have one device, got {args.n_gpu}: start it with torchrun")
-        if args.label_smoothing_factor or self.compute_loss_func is not None:  # type: ignore[attr-defined]
-            raise ArgumentError(
-                "label_smoothing_factor and compute_loss_func are not used here; override example_losses"
-            )
         if args.include_num_input_tokens_seen != "no":
             raise ArgumentError("include_num_input_tokens_seen must be 'no': counts of tokens are releases too")
         if args.train_sampling_strategy == "group_by_length":
@@ -230,8 +238,10 @@ class PrivateTrainerMixin:
             )
         path.parent.mkdir(parents=True, exist_ok=True)
         self.engine = PrivacyEngine(self.plan, checkpoint=path, key=self._engine_key)
+        overridden = type(self).compute_loss is not PrivateTrainerMixin.compute_loss or self._has_own_loss()
+        self._reduction = "mean" if overridden else "sum"
         self.engine.make_private(
-            trainer.model, trainer.optimizer, loader, unit=self._unit, loss_reduction="sum",
+            trainer.model, trainer.optimizer, loader, unit=self._unit, loss_reduction=self._reduction,
             accumulate=args.gradient_accumulation_steps, released=self._released, **self._options, **self._lengths(),
         )  # fmt: skip
         self._logged = self.engine.step
@@ -294,9 +304,14 @@ class PrivateTrainerMixin:
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """In training, the sum of `example_losses` of the private model; else the Trainer's."""
+        """In training, the sum of `example_losses` of the private model, or a loss of the user's; else the Trainer's.
+
+        A `compute_loss` of one's own gets the private model and no count of tokens, and gives the mean over examples.
+        """
         if not (model.training and torch.is_grad_enabled()):
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)  # type: ignore[misc]
+        if self._has_own_loss():
+            return super().compute_loss(self._private, inputs, return_outputs, None)  # type: ignore[misc]
         if "labels" not in inputs:
             raise ModelError("the batch must have labels, so that each example's loss can be computed on its own")
         assert self._private is not None
@@ -306,8 +321,15 @@ class PrivateTrainerMixin:
         losses = self.example_losses(outputs, labels)
         if self._released is not None:
             self._bound().measure(**self.example_metrics(outputs, labels, losses))
-        loss = losses.sum()
+        loss = losses.sum() if self._reduction == "sum" else losses.mean()
         return (loss, outputs) if return_outputs else loss
+
+    def _has_own_loss(self) -> bool:
+        """Whether compute_loss_func is given, or a user's trainer that this one is made private of has compute_loss."""
+        mro = type(self).__mro__
+        behind = mro[mro.index(PrivateTrainerMixin) + 1 :]
+        own = [one for one in behind if "compute_loss" in vars(one) and one.__module__.split(".")[0] not in _LIBRARIES]
+        return bool(own) or self.compute_loss_func is not None  # type: ignore[attr-defined]
 
     def _decoder_inputs(self, given: dict[str, Any], labels: Tensor) -> dict[str, Any]:
         """What a sequence-to-sequence model makes of labels that it is given, and it is given none: labels, shifted."""
@@ -325,14 +347,16 @@ class PrivateTrainerMixin:
 
     def example_losses(self, outputs: Any, labels: Tensor) -> Tensor:
         """(B,) the loss of each example by itself. Override it for other losses."""
-        logits = outputs["logits"]
+        logits, smoothing = outputs["logits"], self.args.label_smoothing_factor  # type: ignore[attr-defined]
         if getattr(self.model.config, "problem_type", None) == "multi_label_classification":  # type: ignore[attr-defined]
+            if smoothing:
+                raise ModelError("label_smoothing_factor is for labels that are classes; leave it 0")
             losses = F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction="none")
             return losses.mean(1)
         if self._is_causal() and logits.dim() == 3:
             logits = logits[:, -labels.shape[1] :]  # prompt tuning puts tokens of its own in front
             outputs, labels = {"logits": logits[:, :-1]}, labels[:, 1:]
-        return example_losses(outputs, labels)
+        return example_losses(outputs, labels, smoothing)
 
     def example_metrics(self, outputs: Any, labels: Tensor, losses: Tensor) -> dict[str, Tensor]:
         """{name: (B,) values} of the metrics that `released=` names; the loss. Override it for others beside it."""
@@ -348,9 +372,9 @@ class PrivateTrainerMixin:
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, *args: Any) -> Any:
         """The micro-batches of a step; where the loader ends within it, empty ones follow, so that it is made."""
-        samples, items = super().get_batch_samples(epoch_iterator, num_batches, *args)  # type: ignore[misc]
+        samples, _ = super().get_batch_samples(epoch_iterator, num_batches, *args)  # type: ignore[misc]
         missing = num_batches - len(samples) if samples else 0
-        return [*samples, *({} for _ in range(missing))], items
+        return [*samples, *({} for _ in range(missing))], None  # no count of the batch's tokens, which would couple
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
         """A step whose loss is not handed on: what is printed would be a release that the plan does not cover."""
@@ -360,7 +384,8 @@ class PrivateTrainerMixin:
         # The Trainer divides the loss of a micro-batch by their number, which would let gradients slip below the clip
         # norm; the plan's batch size is the only divisor.
         self.current_gradient_accumulation_steps = 1
-        loss: Tensor = super().training_step(model, inputs, *args, **kwargs)  # type: ignore[misc]
+        del model
+        loss: Tensor = super().training_step(self._private, inputs, *args, **kwargs)  # type: ignore[misc]
         return torch.zeros_like(loss)
 
     def _prepare_inputs(self, inputs: Any) -> Any:
@@ -443,12 +468,14 @@ class PrivateTrainer(PrivateTrainerMixin, _transformers.Trainer):  # type: ignor
         trainer.train()
         trainer.engine.certificate().save("run.privacy.json")
 
-    Each example's loss is computed on its own (`example_losses`), gradients are clipped to the plan's clip norm and get
-    the plan's noise; `max_grad_norm` does nothing more. Losses of training, norms of gradients, counts of operations
-    and rates by the second are in no log, file or result: they would be releases. Evaluation is the Trainer's, and for
-    data that need no protection: `public_evaluation=True` says that they are such. Without it `evaluate()`,
-    `eval_strategy`, `load_best_model_at_end`, `metric_for_best_model`, EarlyStoppingCallback and schedules by a metric
-    are refused. What code of your own logs is left out, unless it is `ao.Public`.
+    Each example's loss is computed on its own (`example_losses`, with `label_smoothing_factor`), or by a `compute_loss`
+    or `compute_loss_func` of yours, which gives the mean over examples and is refused where it couples them (the
+    `compute_loss` of TRL's trainers is not used). Gradients are clipped to the plan's clip norm and get the plan's
+    noise; `max_grad_norm` does nothing more. Losses of training, norms of gradients, counts of operations and rates by
+    the second are in no log, file or result: they would be releases. Evaluation is the Trainer's, and for data that
+    need no protection: `public_evaluation=True` says that they are such. Without it `evaluate()`, `eval_strategy`,
+    `load_best_model_at_end`, `metric_for_best_model`, EarlyStoppingCallback and schedules by a metric are refused. What
+    code of your own logs is left out, unless it is `ao.Public`.
 
     With `save_strategy`, the privacy state is saved in `output_dir` beside each checkpoint, and
     `train(resume_from_checkpoint=True)` in a new trainer goes on from the last of them.
@@ -477,9 +504,9 @@ class PrivateTrainer(PrivateTrainerMixin, _transformers.Trainer):  # type: ignor
             place of the exact loss, and are in what `train()` returns as `train_loss`; callbacks may stop by them. For
             others than the loss override `example_metrics`. `engine.metrics` has their noise.
         chunk_size, micro_batch, rule: see `PrivacyEngine.make_private`.
-        pad_to, pad_value, pad_side: see there; the collator is called on each example alone. Without pad_to, texts that
-            DataCollatorWithPadding or DataCollatorForTokenClassification pads have the lengths 16, 32, .. up to the
-            longest that the tokenizer states; with other collators all examples of a batch must have one length.
+        pad_to, pad_value, pad_side, like: see there; the collator is called on each example alone. Without pad_to,
+            texts that DataCollatorWithPadding or DataCollatorForTokenClassification pads have the lengths 16, 32, .. up
+            to the longest that the tokenizer states; with other collators all of a batch must have one length.
         args, kwargs: of `transformers.Trainer`.
     Raises: ArgumentError for several devices in one process, or another batch size; PlanError where the plan protects
         users and no `unit` is given, or the other way round.

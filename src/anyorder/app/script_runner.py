@@ -1,7 +1,7 @@
 """Runs a script, or a function, as Python would, and writes down what was seen.
 
-    python -m anyorder.audit.script_runner REPORT '{"delta": 1e-5}' SCRIPT.py [ARGUMENTS]
-    python -m anyorder.audit.script_runner REPORT '{"epochs": 3}' module:function
+    python -m anyorder.app.script_runner REPORT '{"delta": 1e-5}' SCRIPT.py [ARGUMENTS]
+    python -m anyorder.app.script_runner REPORT '{"epochs": 3}' module:function
 
 A process of its own, which ends with the script's exit code; `anyorder check` reads the report. A function that returns
 a loader has that loader checked; one that returns nothing is a training, and is watched.
@@ -28,7 +28,8 @@ def main(arguments: list[str]) -> None:
     """
     report, options, target, *rest = arguments
     with undisturbed():  # engines are watched where they are there before the script
-        importlib.import_module("anyorder.training.engine")
+        import anyorder.training.engine  # noqa: F401
+
         if find_spec("opacus") is not None:
             importlib.import_module("opacus")
     found: dict[str, Any] = {"findings": [], "problem": None}

@@ -1,0 +1,80 @@
+"""Which weights a certificate is of: a digest for each tensor that was released, looked for in the file of a model."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from anyorder import checks
+from anyorder.errors import CertificateError
+
+_STORED = {".pt", ".pth", ".bin", ".ckpt"}
+
+
+def digests(values: Any) -> tuple[str, ...]:
+    """SHA-256 of each tensor or array in nested dicts and lists, sorted, each once: of its type, sizes and bytes.
+
+    Names are not in it: whatever a stranger calls the tensors, or leaves beside them (frozen layers, an optimizer's
+    state), what was released is released, and what is made of it alone costs nothing.
+
+    Raises: CertificateError for tensors of which this process holds a part only.
+    """
+    return tuple(sorted({_digest(value) for value in _tensors(values)}))
+
+
+def digests_of_file(path: Path) -> set[str]:
+    """What a file of a model can be known by: its own SHA-256, and the digests of the tensors that are in it.
+
+    Args:
+        path: of torch.save, safetensors, numpy.save or numpy.savez; of any other file there is its own SHA-256 alone.
+    Raises: CertificateError if it cannot be read. Nothing in it is executed.
+    """
+    try:
+        with open(path, "rb") as file:
+            own = hashlib.file_digest(file, "sha256").hexdigest()
+        return {own, *digests(_read(path))}
+    except CertificateError:
+        raise
+    except Exception as problem:
+        raise CertificateError(f"the model {path} cannot be read: {type(problem).__name__}") from problem
+
+
+def _read(path: Path) -> Any:
+    kind = path.suffix.lower()
+    if kind in _STORED:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    if kind == ".safetensors":
+        purpose = "reading a model of this format"
+        return checks.optional("safetensors.torch", extra="huggingface", purpose=purpose).load_file(path)
+    if kind in (".npy", ".npz"):
+        found = np.load(path, allow_pickle=False)
+        return dict(found) if kind == ".npz" else found
+    return None
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, np.ndarray):
+        yield torch.from_numpy(np.ascontiguousarray(values))
+    elif isinstance(values, Mapping):
+        yield from _tensors(list(values.values()))
+    elif isinstance(values, Iterable) and not isinstance(values, (str, bytes)):
+        for value in values:
+            yield from _tensors(value)
+
+
+def _digest(value: Tensor) -> str:
+    if hasattr(value, "to_local"):
+        raise CertificateError("weights of which each process holds a part have no digest: gather them first")
+    plain = value.detach().cpu().contiguous()
+    if type(plain) is not Tensor:
+        plain = plain.as_subclass(Tensor)
+    found = hashlib.sha256(json.dumps([str(plain.dtype), list(plain.shape)]).encode())
+    found.update(plain.reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
