@@ -775,6 +775,11 @@ def extract_units(batch: Any, unit: Unit) -> Units:
         fields = batch if isinstance(batch, Mapping) else {}
         if isinstance(batch, (tuple, list)):
             fields = dict(enumerate(batch))
+        if not isinstance(unit, (str, int)):
+            raise LoaderError(
+                f"unit must say where the id of each example's unit is in a batch: a field of a dict, a position in a "
+                f"tuple, or a callable: batch -> ids; got {type(unit).__name__}"
+            )
         if unit not in fields:
             raise LoaderError(
                 f"unit={unit!r} is not in the batch, a {type(batch).__name__} with the fields {list(fields)}; name a "

@@ -349,7 +349,7 @@ def read_batcher(loader: DataLoader[Any], batcher: Any) -> Reading:
     if kind is SecretBatchSampler:
         if batcher.rule.draw_probability is not None:
             return SecretBatches(batcher)
-        told = f"the batches are those of a plan already: {batcher.phrase}; give its participation as order="
+        told = f"the batches are those of a plan already: {batcher.phrase}; give its order as order="
         return SecretBatches(batcher, told)
     if is_of(batcher, "opacus.utils.uniform_sampler", "UniformWithReplacementSampler"):
         q, steps, total = batcher.sample_rate, len(batcher), batcher.num_samples
