@@ -359,11 +359,16 @@ def _of_tensors(dataset: TensorDataset, indices: Integers, key: bytes) -> Intege
         raw, size = rows.reshape(-1).view(torch.uint8).numpy().tobytes(), rows[0].numel() * rows.element_size()
         columns.append((_head_of(rows.dtype, rows.shape[1:]), raw, size))
     head = f"tuple {len(columns)} ".encode()
-    made = []
-    for i in range(len(indices)):
-        parts = (part for top, raw, size in columns for part in (top, raw[i * size : (i + 1) * size]))
-        made.append(blake2b(head + b"".join(parts), digest_size=8, key=key).digest())
-    return _as_integers(b"".join(made))
+
+    def content(i: int) -> bytes:
+        return head + b"".join(top + raw[i * size : (i + 1) * size] for top, raw, size in columns)
+
+    return digests_of(map(content, range(len(indices))), key)
+
+
+def digests_of(contents: Iterable[bytes], key: bytes) -> Integers:
+    """The digests of rows that are bytes."""
+    return _as_integers(b"".join(blake2b(content, digest_size=8, key=key).digest() for content in contents))
 
 
 def _as_integers(digests: bytes) -> Integers:
