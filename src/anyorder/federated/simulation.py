@@ -17,6 +17,7 @@ from anyorder.errors import ArgumentError, PlanError, TrainingError
 from anyorder.federated.clients import LocalTraining
 from anyorder.federated.cohorts import Availability, UniformAvailability, choose_cohort, cohort_size
 from anyorder.federated.server import Layout, Server
+from anyorder.ledger import distinct
 from anyorder.noise import NoiseSource
 
 # ----------------------------------------------------------------------------------------------------
@@ -277,6 +278,11 @@ def simulate(
         )  # fmt: skip
     cohort_size(goal, over_selection)  # refused before anybody is told of a round
     ids = list(users) if isinstance(users, Mapping) else list(range(len(users)))
+    if len(distinct(ids)) < len(ids):
+        raise ArgumentError(
+            "users must have names that do not read alike, but for white space around them or the way an accent is "
+            "typed: two of them would be one unit"
+        )
     team = Team(server.model, server.layout, users, training)
     with _one_thread(), _bar(progress, server.plan.n, server.step) as advance:
         try:

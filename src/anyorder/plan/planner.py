@@ -262,7 +262,7 @@ def _given_order(order: Participation, epochs: int | None, batch_size: int | Non
     check_order(order)
     if epochs is not None:
         raise ArgumentError(
-            f"epochs must not be given together with a participation, which says all steps, got epochs={epochs!r}"
+            f"epochs must not be given together with an order, which says all steps, got epochs={epochs!r}"
         )
     if batch_size is None:
         raise ArgumentError("batch_size must be given: it is the constant that gradient sums are divided by")
