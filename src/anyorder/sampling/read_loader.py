@@ -523,7 +523,7 @@ def read_order(loader: DataLoader[Any], seed: int | bytes) -> Order:
     if isinstance(loader.dataset, IterableDataset):
         raise LoaderError(
             "the order of an IterableDataset is not known beforehand; name its units with unit= in make_private, and "
-            "pass order= and unit='user' (what you call one of them) to ao.plan; the ledger then enforces the order step "
+            "pass order= and unit='user' (what you call one of them) to ao.plan; the ledger then enforces it step "
             "by step"
         )
     read = read_batcher(loader, _batcher(loader))
