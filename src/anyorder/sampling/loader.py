@@ -25,6 +25,7 @@ from anyorder.sampling.draws import (
     fetches_many,
     held_generators,
     may_draw,
+    process_generators,
     seeded_parts,
     user_dataset,
 )
@@ -587,7 +588,9 @@ class PrivateLoader:
         """What this process draws for batches leaves the generators as the user had them."""
         loader = self._user_loader
         owners = (loader.dataset, loader.collate_fn) if is_plain(loader) else (loader,)
-        return alone(self._seeds.at(*address), held_generators(*owners))
+        held = held_generators(*owners)
+        self._place.generators = [*process_generators(), *held]
+        return alone(self._seeds.at(*address), held)
 
     def _of_one_shape(self, batch: Any, units: Units) -> Any:
         """A batch that others made, padded to the largest shape, or of the shape of those before it."""

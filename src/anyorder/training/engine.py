@@ -230,14 +230,19 @@ class Training:
         # units: whose rows the model is called on
         given = (args, kwargs)
         args, kwargs = unwatched(args), unwatched(kwargs)
-        tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        plain = not kwargs and all(type(x) is Tensor for x in args)  # as most models are called
+        leaves = args if plain else pytree.tree_leaves((args, kwargs))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         batch, units = self._batch_of(tensors) if self._group is None else self._batch_of_ranks(tensors, step)
         if waiting.batches:
             ledger.check(step, [*waiting.units, *units] if len(waiting.units) else units)
         else:
             units = ledger.check(step, units)  # which the ledger knows again when the step is made
         # bound: what comes back is a sum of vectors of norm at most clip_norm, one for each unit
-        groups = numbered(batch.units)
+        alone = (
+            self._group is None and not waiting.batches and len(units) == len(batch.units)
+        )  # as most batches come: every row is a unit
+        groups = np.arange(len(units)) if alone else numbered(batch.units)
         if batch.padding:
             groups = np.append(groups, len(groups) + np.arange(batch.padding))
         if self._whole is not None:
@@ -374,11 +379,11 @@ class Training:
         if self._whole is not None:
             self._whole.drop()
         if self._shards is None:
-            dense = self._dense.values()
-            if len(private) < len(dense):  # one vector
-                sizes = [p.numel() for p in dense]
-                private = [x.data for x in torch.split(private[0], sizes)]  # each counts its own versions
-            gradients = [(p, x.view(p.shape).to(p.dtype)) for p, x in zip(dense, private, strict=True)]
+            if len(private) < len(self._dense):  # one vector, of which each gradient counts its own versions
+                sizes = [p.numel() for p in self._dense.values()]
+                private = [x.data for x in private[0].split_with_sizes(sizes)]
+            gradients = [(p, x.view(p.shape)) for p, x in zip(self._dense.values(), private, strict=True)]
+            gradients = [(p, x if x.dtype == p.dtype else x.to(p.dtype)) for p, x in gradients]
         else:
             gradients = list(self._shards.gradients(private))
         for p, gradient in gradients:
