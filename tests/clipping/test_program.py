@@ -13,7 +13,7 @@ from torch import nn
 
 from anyorder.clipping import per_example, program, register_layer_rule
 from anyorder.clipping.per_example import GhostClipping
-from anyorder.errors import TrainingError
+from anyorder.errors import ModelError, TrainingError
 
 B = 6
 
@@ -781,3 +781,13 @@ def test_a_batch_whose_loss_is_never_taken_leaves_no_tape():
     assert tapes(clipping) == [False]
     step(clipping, x)
     assert tapes(clipping) == [True]
+
+
+def test_ids_that_are_in_no_table_are_refused_and_the_tape_goes_on():
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Embedding(5, 4), nn.Flatten(), nn.Linear(8, 3))
+    clipping, ids = captured(module, lambda: torch.randint(0, 5, (B, 2))), torch.randint(0, 5, (B, 2))
+    assert tapes(clipping) == [True]
+    with pytest.raises((IndexError, ModelError)):
+        step(clipping, torch.full((B, 2), 7))
+    equal(step(clipping, ids), step(without(copy.deepcopy(module)), ids))

@@ -700,8 +700,6 @@ class GhostClipping(PerUnitClipping):
                 job = self._job(program.tape.parameters, Replay(program, arguments), groups, clip_norm, scale, receive)
                 if (taped := job.taped(program.tape)) is not None:
                     return taped
-                self.programs.drop()
-                program = None
         parameters = {name: p.detach() for name, p in self._module.named_parameters() if p.requires_grad}
         if not parameters:
             raise ModelError("the model has no trainable parameters; at least one must have requires_grad=True")
@@ -809,7 +807,7 @@ class _GhostJob:
     done: bool = False
 
     def taped(self, tape: Tape) -> Any:
-        """The module's outputs by a tape; None where that fails, and running the model as ever tells why."""
+        """The module's outputs by a tape; None where that fails, for ids that are in no table perhaps."""
         assert isinstance(self.call, Replay)
         root, others = torch.zeros((), requires_grad=True), []  # type: ignore[var-annotated]
         start = TorchState.now(root.device) if tape.draws else _NO_STATE
@@ -864,7 +862,8 @@ class _GhostJob:
         held = (*self.parameters.values(), *self.call.tensors)
         if cuts is None and isinstance(self.call, Replay) and not self.tables.by_name:
             program = self.call.program
-            if program.tries < TAPE_TRIES and held[0].device.type == "cpu" and torch.is_grad_enabled():
+            untried = program.tape is None and program.tries < TAPE_TRIES
+            if untried and held[0].device.type == "cpu" and torch.is_grad_enabled():
                 return self._taping(program, direct_bytes)
         if cuts is None:
             whole = self._pass(self.groups, self._finish, self.recorder)

@@ -541,8 +541,8 @@ class CompiledPath:
 
         Returns: whether it was done; else nothing was.
         """
-        torch = sys.modules["torch"]
-        if not state.is_rows or self._kernel is None or type(x) is not torch.Tensor:
+        torch = sys.modules.get("torch")
+        if torch is None or type(x) is not torch.Tensor or not state.is_rows or self._kernel is None:
             return False
         if x.dtype != torch.float32 or x.device.type != "cpu" or x.numel() != self._size or not x.is_contiguous():
             return False

@@ -707,10 +707,13 @@ def check_released(released: Any, plan: Plan, in_group: bool) -> None:
         raise ArgumentError("released= is for one process, so far: measure on public data, or train in one process")
 
 
+_SMALL = 1 << 18  # numbers that are copied sooner than called for one by one
+
+
 def pieces_of(sums: Mapping[str, Tensor], names: Mapping[str, Any]) -> list[Tensor]:
     """The sums, flat and one behind the other, of one dtype, the widest of them; they may be the sums themselves.
 
-    One piece, where they are all that there is of one vector, in its order.
+    One piece, where they are all that there is of one vector, in its order, or are so small that a copy is.
     """
     tensors = [sums[name] for name in names]
     whole, place = tensors[0]._base if tensors else None, 0
@@ -724,7 +727,8 @@ def pieces_of(sums: Mapping[str, Tensor], names: Mapping[str, Any]) -> list[Tens
     pieces = [x.reshape(-1) for x in tensors]
     dtypes = set(map(attrgetter("dtype"), pieces))
     if len(dtypes) <= 1:
-        return pieces
+        small = len(pieces) > 1 and sum(map(len, pieces)) <= _SMALL and len({x.device for x in pieces}) == 1
+        return [torch.cat(pieces)] if small else pieces
     widest = functools.reduce(torch.promote_types, dtypes)
     return [x.to(widest) for x in pieces]
 
