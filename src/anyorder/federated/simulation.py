@@ -232,7 +232,8 @@ def simulate(
 
     Args:
         server: new, or resumed; its plan's report goal, noise and separation are in force.
-        users: {user id: (x, y)}, or a sequence of (x, y), whose ids are 0, 1, ..; first dimension: the examples.
+        users: {user id: (x, y)}, or a sequence of (x, y), whose ids are 0, 1, ..; first dimension: the examples. A
+            sequence must have the same order where a run goes on: that is not checked.
         training: what a client does.
         availability: who is there; None for `Uniform()`, everybody.
         over_selection: devices asked for each one wanted, at least 1.

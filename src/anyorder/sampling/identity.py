@@ -128,9 +128,11 @@ class ExampleDigests:
 
         Raises: LoaderError.
         """
+        if not self._reads_at_ease:
+            return
         before, now, began = self.sample(), time.monotonic(), self._epoch_began
         self._epoch_began = now
-        if is_first or not self._reads_at_ease:
+        if is_first:
             return
         if self._changed(before)[0]:
             raise LoaderError(
