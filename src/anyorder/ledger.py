@@ -117,6 +117,8 @@ class UnitHistory:
 
     def look_up(self, ids: Units) -> tuple[Integers, Integers]:
         """(last step or -1, number of steps) of each unit."""
+        if self._slots is None and not isinstance(ids, list):
+            return self.look_up_numbers(ids)  # their own slots
         return self.look_up_numbers(self._find(ids))
 
     def look_up_numbers(self, slots: Integers) -> tuple[Integers, Integers]:

@@ -538,7 +538,7 @@ def sums_at_once(
 ) -> Sums | None:
     """Norms, weights and sums by one call of the compiled library, into one vector of which the sums are views."""
     sizes = [p.numel() for p in parameters.values()]
-    parts = torch.split(torch.empty(sum(sizes)), sizes)
+    parts = torch.empty(sum(sizes)).split_with_sizes(sizes)
     sums = {name: x.view(p.shape) for (name, p), x in zip(parameters.items(), parts, strict=True)}
     layers = []
     for name, own in sums.items():
