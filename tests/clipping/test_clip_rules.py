@@ -297,7 +297,7 @@ def test_a_rule_from_elsewhere_remembers_no_unit_before():
 
 def test_a_rule_from_elsewhere_that_cannot_be_copied_is_refused_before_anything_runs():
     with pytest.raises(ArgumentError, match="cannot be copied"):
-        Cut.of(Given((i for i in range(3))))
+        Cut.of(Given(i for i in range(3)))
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -25,9 +25,9 @@ __all__ = ["Automatic", "ClipRule", "Cut", "Flat", "PerGroup", "Rule"]
 class ClipRule(ABC):
     """Factors such that no unit's vector, all parameters together, is longer than clip_norm.
 
-    A rule of one's own is a subclass. For each unit it is copied and given that unit alone, so that nothing that it keeps
-    in itself goes on to another unit or step; what it leaves longer than clip_norm is cut. You promise that it keeps
-    nothing elsewhere, in a global, a class, a closure or a file, and draws nothing.
+    A rule of one's own is a subclass. For each unit it is copied and given that unit alone, so that nothing that it
+    keeps in itself goes on to another unit or step; what it leaves longer than clip_norm is cut. You promise that it
+    keeps nothing elsewhere, in a global, a class, a closure or a file, and draws nothing.
     """
 
     @abstractmethod
@@ -217,8 +217,9 @@ def _factors(rule: ClipRule, squares: Mapping[str, Tensor], clip_norm: float) ->
     """The rule's factors.
 
     A rule from elsewhere is given one unit at a time, and each unit a copy of the rule: factors that depend on other
-    units' norms, of this step or of earlier ones, would let one unit move what all others add. A unit that it leaves longer than clip_norm is cut to it, and one whose factors are not numbers
-    adds zero: silently, since an error would tell of that unit.
+    units' norms, of this step or of earlier ones, would let one unit move what all others add. A unit that it leaves
+    longer than clip_norm is cut to it, and one whose factors are not numbers adds zero: silently, since an error would
+    tell of that unit.
 
     Raises: ArgumentError if those of a rule from elsewhere are of other names or shapes.
     """
