@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 import anyorder as ao
 from anyorder.errors import CheckpointError, LoaderError
-from anyorder.sampling import identity
-from anyorder.sampling.identity import digest_of
+from anyorder.sampling import row_digests
+from anyorder.sampling.row_digests import digest_of
 
 N, B, EPOCHS = 40, 8, 2
 KEY = bytes(range(32))
@@ -126,8 +126,8 @@ def test_a_data_set_that_is_shuffled_between_epochs_is_refused(workers):
 
 
 def test_of_a_large_data_set_more_rows_are_kept_with_each_epoch(tmp_path, monkeypatch):
-    monkeypatch.setattr(identity, "_SECONDS", 0.0)
-    monkeypatch.setattr(identity, "_CHUNK", 2)
+    monkeypatch.setattr(row_digests, "_SECONDS", 0.0)
+    monkeypatch.setattr(row_digests, "_CHUNK", 2)
     run = start(KINDS["list"](np.arange(N)), tmp_path / "run")
     few = len(run[3].rows.state_dict()["names"])
     assert 32 <= few < N
@@ -213,8 +213,8 @@ def test_what_differs_has_another_digest_and_a_copy_the_same():
 
 PRINTED = """
 import datetime, decimal, pathlib, types
-from anyorder.sampling import identity
-from anyorder.sampling.identity import digest_of
+from anyorder.sampling import row_digests
+from anyorder.sampling.row_digests import digest_of
 words = {f"word {i}" for i in range(50)}
 thing = types.SimpleNamespace(words=words, day=datetime.date(2026, 1, 2), path=pathlib.PurePosixPath("a/b"), by=len)
 print(digest_of([thing, decimal.Decimal("1.5"), frozenset(words)], b"key").hex())

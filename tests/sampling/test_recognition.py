@@ -9,8 +9,8 @@ from torch.utils.data import DataLoader
 from anyorder.errors import LoaderError, ParticipationError
 from anyorder.ledger import replay
 from anyorder.participation import EpochShuffle, FixedOrder, PoissonSampling, SingleEpoch
-from anyorder.sampling.found import find_participation
 from anyorder.sampling.loader import PrivateLoader
+from anyorder.sampling.recognition import find_participation
 from anyorder.sampling.samplers import PoissonBatchSampler
 from sampling.loaders import (
     DATA,
