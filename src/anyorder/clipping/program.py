@@ -106,7 +106,9 @@ def _batch_size(tensors: Tensors) -> int:
     if size is None:
         raise ModelError(
             "the tensors given to the model must share their leading dimension, the examples of the batch; got shapes "
-            f"{shapes}. Repeat a shared tensor for each example, or make it a buffer of the model"
+            f"{shapes}. Repeat a shared tensor for each example, or make it a buffer of the model; leave out the first "
+            "state of a recurrent layer, which is zeros, or transpose it in forward: its layers come first, also under "
+            "batch_first=True"
         )
     if any(tensor.requires_grad for tensor in tensors):
         raise ModelError(

@@ -62,11 +62,12 @@ from anyorder.release.ranks import OneProcess
 from anyorder.release.release import Release
 from anyorder.release.schedules import Adaptive
 from anyorder.release.weights import digests
+from anyorder.sampling.batch_identity import Batch
 from anyorder.sampling.draws import ModelDraws, Seeds
-from anyorder.sampling.found import find_participation, planned_order
-from anyorder.sampling.identity import check_same_rows
-from anyorder.sampling.loader import Batch, PrivateLoader, Unit
+from anyorder.sampling.loader import PrivateLoader, Unit
 from anyorder.sampling.read_loader import check_loader, is_plain, read_order
+from anyorder.sampling.recognition import find_participation, planned_order
+from anyorder.sampling.row_digests import check_same_rows
 from anyorder.sampling.secret import secret_loader
 from anyorder.sampling.shapes import ByShape, PadTo, PublicShapes
 from anyorder.training.distributed import (
