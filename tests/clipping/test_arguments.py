@@ -218,6 +218,25 @@ def test_the_batch_size_written_into_forward(function, message):
         forward(Layer(function), X)
 
 
+class Characters(nn.Module):
+    """Takes and returns the state, as tutorials write it."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.LSTM(4, 2, num_layers=2, batch_first=True)
+
+    def forward(self, x, state=None):
+        return self.layer(x, state)
+
+
+def test_the_state_of_a_recurrent_layer():
+    x = torch.randn(3, 5, 4)
+    with pytest.raises(ModelError, match="leave out the first state of a recurrent layer"):
+        forward(Characters(), x, (torch.zeros(2, 3, 2), torch.zeros(2, 3, 2)))
+    with pytest.raises(ModelError, match=r"last state of a recurrent layer .* state.transpose\(0, 1\)"):
+        forward(Characters(), x)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int64])
 def test_a_batch_in_another_dtype(dtype):
     with pytest.raises(ModelError, match=f"batch holds {str(dtype)[6:]} and the model's parameters are float32.*to"):

@@ -243,3 +243,40 @@ def test_rows_that_cannot_be_read_are_the_loops_to_meet(tmp_path):
     train(run, 3)
     with pytest.raises(OSError, match="the file is gone"):
         train(run, N // B)
+
+
+class People(Dataset):
+    """Rows of which some have gone, and one may be somebody else's."""
+
+    def __init__(self, gone=(), other=None):
+        self.gone, self.other = gone, other
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, i):
+        if i in self.gone:
+            return None
+        return torch.full((3,), float(i) if i != self.other else 99.0), i % 2
+
+
+def test_who_withdrew_leaves_a_row_of_nothing_which_nobody_else_takes(tmp_path):
+    def session(dataset):
+        model = nn.Linear(3, 2)
+        engine = ao.PrivacyEngine(plan, checkpoint=tmp_path / "run", key=KEY)
+        loader = DataLoader(dataset, batch_size=B, shuffle=True)
+        given = model, torch.optim.SGD(model.parameters(), 0.1), loader
+        run = engine, *engine.make_private(*given, like=(torch.zeros(3), 0))
+        train(run, engine.step + N // B)
+        engine.save()
+        engine.close()
+        return engine.step
+
+    plan = ao.plan(loader=DataLoader(People(), batch_size=B, shuffle=True), epochs=4, epsilon=8, delta=1e-5)
+    assert session(People()) == N // B
+    assert session(People(gone={3})) == 2 * N // B
+    assert session(People(gone={3, 5})) == 3 * N // B
+    for other in (People(gone={5}, other=3), People(gone={3}, other=4)):
+        with pytest.raises(CheckpointError, match="rows of the data set are not those"):
+            session(other)
+    assert session(People(gone={5})) == 4 * N // B  # the very person may come back

@@ -24,6 +24,7 @@ from anyorder.sampling.draws import (
     fetches_many,
     held_generators,
     may_draw,
+    process_generators,
     seeded_parts,
     user_dataset,
 )
@@ -240,6 +241,7 @@ class PrivateLoader:
         if batches is not None:
             self._position = self._used = batches.position
         position = self._position
+        self._note_what_workers_have()
         if self.rows is not None and position % (self.batches_per_epoch or 1) == 0:
             self.rows.begin_epoch(position == 0)
         if isinstance(self._loader, DataLoader) and self._loader.generator is not None:
@@ -289,11 +291,19 @@ class PrivateLoader:
                     batches.go(*divmod(self._used, batches.order.steps))
                 self._position = self._used = batches.position
 
+    def _note_what_workers_have(self) -> None:
+        """Workers read the data set as it was when they were started: names are of that one, whatever becomes of it."""
+        loader, origins = self._user_loader, self._origins
+        if origins is not None and loader.num_workers and not (loader.persistent_workers and origins.is_kept):
+            origins.keep()
+
     def _drawing(self, *address: Any) -> AbstractContextManager[None]:
         """What this process draws for batches leaves the generators as the user had them."""
         loader = self._user_loader
         owners = (loader.dataset, loader.collate_fn) if is_plain(loader) else (loader,)
-        return alone(self._seeds.at(*address), held_generators(*owners))
+        held = held_generators(*owners)
+        self._place.generators = [*process_generators(), *held]
+        return alone(self._seeds.at(*address), held)
 
     def _of_one_shape(self, batch: Any, units: Units) -> Any:
         """A batch that others made, padded to the largest shape, or of the shape of those before it."""
@@ -515,9 +525,22 @@ class Origins:
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
+        self.is_kept = False
+        self._kept: dict[int, Indices] = {}  # of each `Subset`, by its id: what it listed when that was kept
         self._first: dict[int, int] = {}  # of each data set beneath, by its id: the name of its example 0
         self._size = 0
         self._find_bases(dataset)
+
+    def keep(self) -> None:
+        """Have the names be those of now, until this is called again, whatever a `Subset` comes to list."""
+        self.is_kept, waiting = True, [self._dataset]
+        while waiting:
+            one = waiting.pop()
+            if _is_subset(one):
+                self._kept[id(one)] = np.array(one.indices, np.int64)
+                waiting.append(one.dataset)
+            elif isinstance(one, ConcatDataset):
+                waiting += one.datasets
 
     def names(self, indices: Indices) -> Indices:
         """(m,) int64: the names of the examples of these indices."""
@@ -549,7 +572,8 @@ class Origins:
 
     def _names(self, dataset: Any, indices: Indices) -> Indices:
         if _is_subset(dataset):
-            return self._names(dataset.dataset, _picked(dataset.indices, indices, dataset.dataset))
+            listed = self._kept.get(id(dataset), dataset.indices)
+            return self._names(dataset.dataset, _picked(listed, indices, dataset.dataset))
         if isinstance(dataset, ConcatDataset):
             ends = np.asarray(dataset.cumulative_sizes, np.int64)
             part_of = np.searchsorted(ends, indices, side="right")
