@@ -888,14 +888,14 @@ class _GhostJob:
         """The module's outputs, attached to autograd."""
         if not self.call.size:
             return self._of_nobody()
-        cuts = None if chunk_size is None else _cut(self.groups, chunk_size)
+        chunks = None if chunk_size is None else _chunks_of(self.groups, chunk_size)
         held = (*self.parameters.values(), *self.call.tensors)
-        if cuts is None and isinstance(self.call, Replay) and not self.tables.by_name:
+        if chunks is None and isinstance(self.call, Replay) and not self.tables.by_name:
             program = self.call.program
             untried = program.tape is None and program.tries < TAPE_TRIES
             if untried and held[0].device.type == "cpu" and torch.is_grad_enabled():
                 return self._taping(program, direct_bytes)
-        if cuts is None:
+        if chunks is None:
             whole = self._pass(self.groups, self._finish, self.recorder)
             differentiable, others, anchor = whole.outputs(self.call.tensors, direct_bytes)
             if self.recorder is not None and isinstance(self.call, ExampleCall):
@@ -904,17 +904,17 @@ class _GhostJob:
                 return self.call.assemble(differentiable, others)
             return self.call.assemble(_Whole.apply(anchor, self, len(held), *held, *differentiable), others)  # type: ignore[no-untyped-call]
         pieces = []
-        for cut in cuts:
-            differentiable, others, _ = self._pass(self.groups[cut]).outputs(_take(self.call.tensors, cut))
+        for chunk in chunks:
+            differentiable, others, _ = self._pass(self.groups[chunk]).outputs(_take(self.call.tensors, chunk))
             pieces.append((tuple(t.detach() for t in differentiable), others))
         joined, rest = (
-            tuple(_put_together(cuts, parts) for parts in zip(*group, strict=True))
+            tuple(_put_together(chunks, parts) for parts in zip(*group, strict=True))
             for group in zip(*pieces, strict=True)
         )
         if not torch.is_grad_enabled():
             return self.call.assemble(joined, rest)
         root = torch.zeros((), device=held[0].device, requires_grad=True)
-        return self.call.assemble(_Chunked.apply(root, self, cuts, len(held), *held, *joined), rest)  # type: ignore[no-untyped-call]
+        return self.call.assemble(_Chunked.apply(root, self, chunks, len(held), *held, *joined), rest)  # type: ignore[no-untyped-call]
 
     def _of_nobody(self) -> Any:
         """The outputs of no example, of the shapes that those of an example of zeros have."""
@@ -927,18 +927,18 @@ class _GhostJob:
         root = torch.zeros((), device=zeros[0].device, requires_grad=True)
         return self.call.assemble(_Chunked.apply(root, self, [], 0, *empty), rest)  # type: ignore[no-untyped-call]
 
-    def backward_in_chunks(self, cuts: list[Tensor], grads: Tensors) -> None:
+    def backward_in_chunks(self, chunks: list[Tensor], grads: Tensors) -> None:
         """Every chunk's forward pass again, and its backward pass."""
         found: list[Sums] = []
-        if not cuts:
+        if not chunks:
             self._pass(self.groups, self._finish).nobody()
             return
         with self.settings.random_again(), self.settings.autocast_again(), torch.enable_grad():
-            for cut in cuts:
-                chunk = self._pass(self.groups[cut], found.append)
-                outputs, _, anchor = chunk.outputs(_take(self.call.tensors, cut))
+            for chunk in chunks:
+                one = self._pass(self.groups[chunk], found.append)
+                outputs, _, anchor = one.outputs(_take(self.call.tensors, chunk))
                 # The anchor is there for outputs that depend on no parameter: the pass must finish.
-                pairs = [(t, g) for t, g in zip(outputs, _take(grads, cut), strict=True) if t.requires_grad]
+                pairs = [(t, g) for t, g in zip(outputs, _take(grads, chunk), strict=True) if t.requires_grad]
                 pairs.append((anchor, torch.zeros_like(anchor)))
                 torch.autograd.backward([t for t, _ in pairs], [g for _, g in pairs])
                 if len(found) > 1:
@@ -970,27 +970,27 @@ class _GhostJob:
         self.receive(found.sums)
 
 
-def _cut(groups: Tensor, size: int) -> list[Tensor] | None:
+def _chunks_of(groups: Tensor, size: int) -> list[Tensor] | None:
     """Indices of the examples of each chunk: whole units, `size` examples where units allow. None: one chunk."""
     if size >= len(groups):
         return None
     ranked, order = torch.sort(groups, stable=True)
     ends = torch.unique_consecutive(ranked, return_counts=True)[1].cumsum(0).tolist()
-    cuts, start = [], 0
+    chunks, start = [], 0
     for end, following in zip(ends, [*ends[1:], None], strict=True):
         if following is None or following - start > size:
-            cuts.append(order[start:end])
+            chunks.append(order[start:end])
             start = end
-    return cuts
+    return chunks
 
 
-def _take(tensors: Tensors, cut: Tensor) -> Tensors:
-    return tuple(t[cut.to(t.device)] for t in tensors)
+def _take(tensors: Tensors, chunk: Tensor) -> Tensors:
+    return tuple(t[chunk.to(t.device)] for t in tensors)
 
 
-def _put_together(cuts: list[Tensor], parts: tuple[Tensor, ...]) -> Tensor:
+def _put_together(chunks: list[Tensor], parts: tuple[Tensor, ...]) -> Tensor:
     whole = torch.cat(parts)
-    return torch.empty_like(whole).index_copy_(0, torch.cat(cuts).to(whole.device), whole)
+    return torch.empty_like(whole).index_copy_(0, torch.cat(chunks).to(whole.device), whole)
 
 
 class _Whole(torch.autograd.Function):
@@ -1057,15 +1057,15 @@ class _Chunked(torch.autograd.Function):
     """The outputs of a job in chunks, whose backward runs the model again."""
 
     @staticmethod
-    def forward(ctx: Any, root: Tensor, job: _GhostJob, cuts: Any, count: int, *tensors: Tensor) -> Tensors:
-        ctx.job, ctx.cuts, ctx.count = job, cuts, len(tensors)
+    def forward(ctx: Any, root: Tensor, job: _GhostJob, chunks: Any, count: int, *tensors: Tensor) -> Tensors:
+        ctx.job, ctx.chunks, ctx.count = job, chunks, len(tensors)
         ctx.save_for_backward(*tensors[:count])
         return tuple([t.view_as(t) for t in tensors[count:]])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         ctx.job.start(ctx)
-        ctx.job.backward_in_chunks(ctx.cuts, grads)
+        ctx.job.backward_in_chunks(ctx.chunks, grads)
         return (None,) * (4 + ctx.count)
 
 
