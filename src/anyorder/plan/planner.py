@@ -234,7 +234,7 @@ def _read_loader(
         )
     if epochs is None:
         raise ArgumentError("epochs must be given together with loader")
-    from anyorder.sampling.found import find_participation  # the only one here that needs torch
+    from anyorder.sampling.recognition import find_participation  # the only one here that needs torch
 
     key = None if isinstance(unit, str) and unit == "example" else unit
     found = find_participation(loader, epochs, unit=key)

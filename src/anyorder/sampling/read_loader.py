@@ -523,7 +523,8 @@ def read_order(loader: DataLoader[Any], seed: int | bytes) -> Order:
     if isinstance(loader.dataset, IterableDataset):
         raise LoaderError(
             "the order of an IterableDataset is not known beforehand; name its units with unit= in make_private, and "
-            "pass order= to ao.plan, which the ledger then enforces step by step"
+            "pass order= and unit='user' (what you call one of them) to ao.plan; the ledger then enforces it step "
+            "by step"
         )
     read = read_batcher(loader, _batcher(loader))
     if isinstance(read, SecretBatches):  # whose members are known, whatever a plan says of it
