@@ -65,7 +65,7 @@ from torch.utils.data import (
 
 from anyorder.checks import final, is_of
 from anyorder.errors import LoaderError
-from anyorder.sampling.shapes import CollateAny
+from anyorder.sampling.shapes import CollateAny, default_collate_stacks
 
 Generator = torch.Generator | random.Random | np.random.RandomState | np.random.Generator
 """What numbers are drawn from; each kind is saved and set in its own way."""
@@ -360,7 +360,7 @@ def collation_may_draw(collate: Any) -> bool:
     """Whether a collation may draw numbers."""
     collate = collate.collate if isinstance(collate, CollateAny) else collate
     if collate in (default_collate, default_convert):
-        return False
+        return collate is default_collate and not default_collate_stacks()
     return not is_of(collate, "transformers.data.data_collator", "DataCollatorWithPadding")
 
 
