@@ -696,6 +696,27 @@ def test_data_that_does_not_draw_is_read_as_it_was():
         assert may_draw(other)
 
 
+def test_examples_do_not_hide_the_generators_of_transforms():
+    class Record:
+        def __init__(self, transform=None):
+            self.transform, self.boxes = transform, [Record.Box() for _ in range(9)]
+
+        class Box:
+            pass
+
+    def crop():
+        crop = partial(lambda own, x: own.random(), np.random.default_rng(1))
+        crops.append(crop.args[0])
+        return crop
+
+    crops = []
+    deep = {"records": [Record() for _ in range(1000)], "transform": partial(lambda t, x: t, [[crop()], [[crop()]]])}
+    assert [id(one) for one in held_generators(deep)] == [id(one) for one in crops]
+    shared = crop()
+    assert [id(one) for one in held_generators([Record(shared) for _ in range(1000)])] == [id(shared.args[0])]
+    assert len(held_generators([np.random.default_rng(i) for i in range(60)])) == 60
+
+
 def test_generators_are_found():
     own, global_ = np.random.default_rng(1), GLOBAL
 
