@@ -561,6 +561,16 @@ def test_a_fit_whose_checkpoint_was_lost_is_not_begun_anew(tmp_path):
         resume_fit(tmp_path / "run")
 
 
+def test_a_user_whose_name_is_typed_in_two_ways_is_one(tmp_path):
+    """In one step, as the plan has it; and no error tells that there is such a user."""
+    rows = [("Zo\u00eb" if i < 50 else "Zoe\u0308" if i == 150 else f"u{i}") + row[row.index(",") :]
+            for i, row in enumerate(ROWS)]  # fmt: skip
+    write(tmp_path / "t.csv", rows)
+    names = {name for rows in table(tmp_path / "t.csv", user_key="id").batches(50, 200) for name in rows.users}
+    assert {name for name in names if name.startswith("Z")} == {"Zo\u00eb"}
+    assert fit(settings(tmp_path / "t.csv", user_key="id"), tmp_path / "run").model is not None
+
+
 class _StopsAt(Observer):
     def __init__(self, step, then=lambda: None):
         self.step, self.then = step, then

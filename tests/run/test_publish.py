@@ -145,3 +145,10 @@ def test_nothing_in_the_file_of_a_model_is_executed(run):
     done = invoke("verify", run / "run.privacy.json", "--model", run / "model.pt")
     assert done.exit_code == 1
     assert "cannot be read" in done.stderr
+
+
+def test_what_was_withdrawn_is_neither_verified_nor_published(run):
+    done = invoke("withdraw", run / "run.privacy.json", "--reason", "a person was in it twice")
+    assert done.exit_code == 0, done.output
+    assert "a person was in it twice" in invoke("verify", run / "run.privacy.json").stderr
+    assert invoke("publish", run).exit_code == 1

@@ -17,8 +17,8 @@ from torch.utils.data import (
 
 from anyorder.errors import LoaderError
 from anyorder.participation import FixedOrder, PoissonSampling
-from anyorder.sampling.found import find_participation
 from anyorder.sampling.loader import Origins
+from anyorder.sampling.recognition import find_participation
 from anyorder.sampling.secret import secret_loader
 from sampling.loaders import SOURCE, private
 

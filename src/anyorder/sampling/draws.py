@@ -312,11 +312,13 @@ class FetchPlace:
     Attributes:
         start: the batch that the next iteration begins with, which the loader tells.
         batch: the address of the batch that was fetched last; another object for each fetch.
+        generators: all that data set and collation may draw from, where the loader looked for them just now.
     """
 
     def __init__(self) -> None:
         self.start = 0
         self.batch: tuple[Any, ...] = ()
+        self.generators: list[Generator] = []
 
 
 def seeded_parts(loader: DataLoader[Any], seeds: Seeds, place: FetchPlace) -> dict[str, Any]:
@@ -407,8 +409,7 @@ class SeededDataset(Dataset[Any]):
             return fetch(list(indices))
         if self._one_by_one:
             return None
-        generators = self._generators()
-        reseed(generators, self._seeds.at("at once", indices.position))
+        generators = self._place.generators or self._generators()
         before = [_state(generator) for generator in generators]
         found = fetch(list(indices))
         self._one_by_one = before != [_state(generator) for generator in generators]
@@ -438,7 +439,8 @@ def _state(generator: Generator) -> Any:
         case random.Random():
             return generator.getstate()
         case np.random.RandomState():
-            return repr([np.asarray(part).tobytes() for part in generator.get_state()])
+            kind, *parts = generator.get_state()
+            return kind, *(np.asarray(part).tobytes() for part in parts)
         case np.random.Generator():
             return repr(generator.bit_generator.state)
 

@@ -61,10 +61,11 @@ class Noted(NamedTuple):
     names: Integers
     digests: Integers
 
-    def changed(self, now: "Noted") -> tuple[int, int]:
-        """How many of the rows that both have differ, and how many both have."""
+    def changed(self, now: "Noted", nothing: int | None = None) -> tuple[int, int]:
+        """How many of the rows that both have differ, and how many both have; a row of `nothing` now does not."""
         _, here, there = np.intersect1d(self.names, now.names, assume_unique=True, return_indices=True)
-        return int(np.count_nonzero(self.digests[here] != now.digests[there])), len(here)
+        before, after = self.digests[here], now.digests[there]
+        return int(np.count_nonzero((before != after) & (after != nothing))), len(here)
 
 
 class ExampleDigests:
@@ -127,11 +128,13 @@ class ExampleDigests:
 
         Raises: LoaderError.
         """
+        if not self._reads_at_ease:
+            return
         before, now, began = self.sample(), time.monotonic(), self._epoch_began
         self._epoch_began = now
-        if is_first or not self._reads_at_ease:
+        if is_first:
             return
-        if before.changed(self._found(before))[0]:
+        if self._changed(before)[0]:
             raise LoaderError(
                 "the rows of the data set are not those of the epoch before: dataset[i] is another example now. The "
                 "claim counts how often an example comes by its index. Keep the data set as it is and let the loader "
@@ -143,10 +146,13 @@ class ExampleDigests:
     def check_resumed(self, saved: Mapping[str, Any]) -> None:
         """Compare all rows that a checkpoint has with those of now, and keep what it has.
 
+        A row that is None now is one whose person withdrew: with `like=` it adds zero to all sums, so that nobody's
+        count grows. What it was is kept, and nobody else can come in its place.
+
         Raises: CheckpointError, whose `changed` says how many of how many: for the owner of the data, not for logs.
         """
         before = Noted(*(np.asarray(saved[part], np.int64) for part in Noted._fields))
-        changed, compared = before.changed(self._found(before))
+        changed, compared = self._changed(before)
         if changed:
             problem = CheckpointError(
                 "the rows of the data set are not those with which this run began: dataset[i] is another example than "
@@ -183,6 +189,10 @@ class ExampleDigests:
         for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):  # SplitMix64
             words = (words ^ (words >> np.uint64(shift))) * np.uint64(factor)
         return indices[np.argsort(words ^ (words >> np.uint64(31)), kind="stable")]
+
+    def _changed(self, before: Noted) -> tuple[int, int]:
+        """How many of these rows are others now, of how many. One that is None now is one whose person withdrew."""
+        return before.changed(self._found(before), int(_as_integers(digest_of(None, self._key))[0]))
 
     def _found(self, before: Noted) -> Noted:
         """The rows of these names, as they are now."""
@@ -371,11 +381,16 @@ def _of_tensors(dataset: TensorDataset, indices: Integers, key: bytes) -> Intege
         raw, size = rows.reshape(-1).view(torch.uint8).numpy().tobytes(), rows[0].numel() * rows.element_size()
         columns.append((_head_of(rows.dtype, rows.shape[1:]), raw, size))
     head = f"tuple {len(columns)} ".encode()
-    made = []
-    for i in range(len(indices)):
-        parts = (part for top, raw, size in columns for part in (top, raw[i * size : (i + 1) * size]))
-        made.append(blake2b(head + b"".join(parts), digest_size=8, key=key).digest())
-    return _as_integers(b"".join(made))
+
+    def content(i: int) -> bytes:
+        return head + b"".join(top + raw[i * size : (i + 1) * size] for top, raw, size in columns)
+
+    return digests_of(map(content, range(len(indices))), key)
+
+
+def digests_of(contents: Iterable[bytes], key: bytes) -> Integers:
+    """The digests of rows that are bytes."""
+    return _as_integers(b"".join(blake2b(content, digest_size=8, key=key).digest() for content in contents))
 
 
 def _as_integers(digests: bytes) -> Integers:
