@@ -284,7 +284,31 @@ def test_what_float32_cannot_add_up_is_left_to_others():
     given = layers([(20, 6)])
     given[0][0][3, 1] = 2.0**31
     assert at_once(given, None)[0] == -1
+    given[0][1][5, 0] = torch.nan  # and another is left out
+    assert at_once(given, None)[0] == -1
+    given[0][1][5, 0] = 0.0
     assert at_once(given, None, large=2.0**32)[0] == 0
+
+
+@pytest.mark.parametrize("output", [0, 5])
+def test_a_sum_that_is_no_number_is_left_to_others(output):
+    """An example of no norm, whose gradient times the scale is infinite, and times its activations NaN."""
+    given = layers([(20, 6)])[:1]
+    given[0][0][3], given[0][1][3, output] = 0.0, 3e38
+    assert at_once(given, None)[0] == -1
+
+
+@pytest.mark.parametrize("path", range(3))
+def test_rows_that_stand_apart_in_memory(path):
+    if path > native._library().anyorder_lanes():
+        pytest.skip("this processor lacks the instructions")
+    given = layers([(33, 6), (131, 5)])
+    wide = [tuple(x if x is None else torch.cat([x, 9 + x], 1)[:, : x.shape[1]] for x in pair) for pair in given]
+    bad, weights, sums = at_once(wide, path)
+    same = at_once(given, path)
+    assert bad == same[0] == 0
+    assert torch.equal(weights, same[1])
+    assert all(torch.equal(x, y) for x, y in zip(sums, same[2], strict=True))
 
 
 def test_at_once_and_one_by_one_agree(monkeypatch):

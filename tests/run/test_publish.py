@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 import anyorder as ao
 from anyorder.app.cli import app
 from anyorder.app.job import Settings, train
+from anyorder.errors import CertificateError
 from anyorder.plan.certificate import Certificate
 from anyorder.release.weights import digests, digests_of_file
 
@@ -33,7 +34,8 @@ def run(made, tmp_path):
 
 
 def test_the_published_folder_holds_known_public_files_alone_and_verifies(run):
-    (run / "notes.txt").write_text("mine")
+    for name in ("notes.txt", "budget.json"):
+        (run / name).write_text("mine")
     done = invoke("publish", run)
     assert done.exit_code == 0, done.output
     shown = run.with_name("mine-public")
@@ -116,6 +118,19 @@ def test_a_certificate_is_of_the_weights_at_that_moment_whatever_the_file(tmp_pa
         assert invoke("verify", tmp_path / "run.privacy.json", "--model", tmp_path / name).exit_code == 0, name
     torch.save(model[0].state_dict(), tmp_path / "frozen.pt")
     assert set(again.weights).isdisjoint(digests_of_file(tmp_path / "frozen.pt"))
+
+
+class Part(torch.Tensor):
+    """As FSDP's: what one process holds."""
+
+    to_local = torch.Tensor.clone
+
+
+def test_digests_are_of_whole_tensors_with_their_type_and_sizes():
+    values = [torch.zeros(6), torch.zeros(2, 3), torch.zeros(3, 2), torch.zeros(6, dtype=torch.int32)]
+    assert len(digests(values)) == len(values)
+    with pytest.raises(CertificateError, match="gather them first"):
+        digests([torch.ones(2).as_subclass(Part)])
 
 
 class Executed:

@@ -139,6 +139,19 @@ def test_of_a_large_data_set_more_rows_are_kept_with_each_epoch(tmp_path, monkey
         start(KINDS["list"](halves(np.arange(N))), tmp_path / "run")
     assert caught.value.changed == (more, more)
 
+def test_a_resumed_run_has_what_was_kept_and_goes_on_to_keep_more(tmp_path, monkeypatch):
+    monkeypatch.setattr(identity, "_SECONDS", 0.0)
+    monkeypatch.setattr(identity, "_CHUNK", 2)
+    kept = []
+    for _ in range(2):
+        engine, *_, loader = start(KINDS["list"](np.arange(N)), tmp_path / "run")
+        kept.append(set(loader.rows.state_dict()["names"].tolist()))
+        engine.close()
+    assert kept[0] == kept[1]
+    run = start(KINDS["list"](np.arange(N)), tmp_path / "run")
+    train(run, N // B + 1)
+    assert kept[0] < set(run[3].rows.state_dict()["names"].tolist())
+
 
 class Counted(Photos):
     """What it gives depends on what was asked for before."""
@@ -196,9 +209,10 @@ class Record:
 
 
 PARTS = [
-    1, 1.0, True, None, "1", b"1", "", [1], (1,), {1}, {"a": 1}, {"a": [1]}, [1, [2]], [[1], 2], [[1, 2]],
+    1, 1.0, True, None, "1", b"1", "", [1], (1,), {1}, {"a": 1}, {"b": 1}, {"a": [1]}, [1, [2]], [[1], 2], [[1, 2]],
     torch.ones(2), torch.ones(2, dtype=torch.float64), torch.ones(1, 2), torch.ones(()), torch.ones(0),
-    torch.ones(2, dtype=torch.bfloat16), torch.eye(2).to_sparse(), np.ones(2), np.ones(2, np.float32),
+    torch.ones(2, dtype=torch.bfloat16), torch.zeros(2), torch.zeros(2, dtype=torch.int32), torch.eye(2).to_sparse(),
+    np.ones(2), np.ones(2, np.float32),
     np.array(["a", {}], object), np.float64(1), Record("a", {"x"}, np.ones(2)), Record("a", {"y"}, np.ones(2)),
 ]  # fmt: skip
 

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 import anyorder as ao
 from anyorder.clipping import ExampleLoss
+from anyorder.clipping.rows import TOTAL, ByRow, Coupled, Interpreter, NoRule
 from anyorder.errors import ModelError, ModelWarning
 from anyorder.plan.planner import plan_at_sigma
 
@@ -431,6 +432,10 @@ ROW_BY_ROW = {
     "a hook on the graph": hooked_on_the_graph,
     "tokens of some rows": lambda out, y, x, m: F.cross_entropy(out[1:].transpose(1, 2), y[1:]),
     "one row of an index": one_row_of_an_index,
+    "slices of two rows": lambda out, y, x, m: sum(out.view(-1, C)[i : i + 3].std() for i in range(0, B * T - 3, 3)),
+    "by two rows' labels": lambda out, y, x, m: sum(
+        out[i, y[i, 0].clamp(min=0) % T, y[i - 1, 0].clamp(min=0)].square() for i in range(B)
+    ),
     "by one row's label": lambda out, y, x, m: out[:, 0, classes(y)[UNIT]].square().mean(),
 }
 
@@ -520,6 +525,17 @@ ROWS_MEET = {
         torch.cat([o[k] for o, k in zip(out, m, strict=True)]).pow(2).mean()
     ),
     "a sum for as many as a mask chose": lambda out, y, x, m: (out[0][m[0]].sum(1) + out.sum()).sum(),
+    "a sum for as many as bytes chose": lambda out, y, x, m: (out[0][m[0].byte()].sum(1) + out.sum()).sum(),
+    "a sum for as many as a mask chose, times a number": lambda out, y, x, m: (
+        (out[0][m[0]].sum(1) * out[0].mean() + out.sum()).sum()
+    ),
+    "a mean of what masks of two orders chose": lambda out, y, x, m: (
+        torch.cat([out[0][m[0]], x.flip(0)[0][m.flip(0)[0]], out[UNIT][m[UNIT]]]).mean()
+    ),
+    "a mean of what masks chose, and a constant": lambda out, y, x, m: (
+        torch.cat([*(o[k] for o, k in zip(out, m, strict=True)), torch.zeros(1, C)]).mean()
+    ),
+    "pieces of two rows": lambda out, y, x, m: sum(o.std() for o in out.view(-1, C).split(3)),
     "as many draws as a mask chose": lambda out, y, x, m: sum(
         F.dropout(o[k]).sum() for o, k in zip(out, m, strict=True)
     ),
@@ -538,6 +554,7 @@ def test_a_sum_over_the_batch_is_no_row_of_an_example_loss():
     check(lambda out, y, x, m: ExampleLoss(lambda o: o.pow(3).sum())(out.sum(0)), "mapped")
 
 
+@pytest.mark.filterwarnings("ignore:indexing with dtype torch.uint8")
 @pytest.mark.parametrize("name", ROWS_MEET)
 def test_rows_that_are_taken_one_by_one_and_meet_are_refused(name):
     check(ROWS_MEET[name], "refused")
@@ -898,6 +915,18 @@ def test_numbers_that_are_taken_out_may_be_logged_and_saved():
     assert all(type(number) is float for number in saved)
     assert json.loads(json.dumps(log)) == log
     assert f"{log[0]:.3f}" == f"{saved[0]:.3f}"
+
+
+@pytest.mark.parametrize("state", [NoRule("diagonal"), TOTAL])
+def test_what_is_written_through_a_view_is_no_longer_of_its_rows(state):
+    """Where the view was known as little before: what it shows may have been rows' own numbers all the same."""
+    with Interpreter() as inside:
+        rows, others = torch.ones(B, C), torch.ones(C)
+        view = rows.diagonal()
+        for tensor, own in ((rows, ByRow((0,), 0, 1)), (view, state), (others, state)):
+            inside.put(tensor, own)
+        view.copy_(others[: len(view)])
+        assert isinstance(inside.state(rows), (NoRule, Coupled))
 
 
 def test_a_dimension_that_is_squeezed_in_place_is_gone():
