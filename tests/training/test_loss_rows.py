@@ -535,6 +535,16 @@ ROWS_MEET = {
     "a mean of what masks chose, and a constant": lambda out, y, x, m: (
         torch.cat([*(o[k] for o, k in zip(out, m, strict=True)), torch.zeros(1, C)]).mean()
     ),
+    "a row and the one behind it": lambda out, y, x, m: sum(
+        (out.unbind()[i - 1] * out[i].detach()).mean() for i in range(1, B)
+    ),
+    "a row and the one behind it, in pieces": lambda out, y, x, m: sum(
+        (out.split(1)[i - 1][0] * out[i].detach()).mean() for i in range(1, B)
+    ),
+    "a sum for as many as a label says": lambda out, y, x, m: (
+        torch.tensor_split(out[UNIT], y[UNIT, :1])[0].sum(1) + out.sum()
+    ).sum(),
+    "as many rows as a label says": lambda out, y, x, m: out.tensor_split(y[UNIT, :1])[0].sum(),
     "pieces of two rows": lambda out, y, x, m: sum(o.std() for o in out.view(-1, C).split(3)),
     "as many draws as a mask chose": lambda out, y, x, m: sum(
         F.dropout(o[k]).sum() for o, k in zip(out, m, strict=True)
@@ -579,6 +589,17 @@ def test_a_loss_that_is_run_row_by_row_has_no_number_of_a_batch_fetched_ahead():
         spectrum = torch.fft.rfft(private(ids, scale), dim=1).abs()
         with pytest.raises(ModelError, match="made of two batches"):
             (spectrum * ahead.sum()).mean().backward()
+
+
+def test_a_row_of_one_batch_is_no_row_of_another():
+    plan = plan_at_sigma(1.0, dataset_size=B, batch_size=B, epochs=1, delta=1e-5, mechanism="independent")
+    model = Table()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    loader = DataLoader(TensorDataset(*data(False)), batch_size=B // 2)
+    private, _, loader = ao.PrivacyEngine(plan, key=bytes(32)).make_private(model, optimizer, loader, accumulate=2)
+    (ids, scale, *_), (_, _, _, ahead, _) = loader
+    with pytest.raises(ModelError, match="couples examples"):
+        (private(ids, scale)[0] * ahead[0]).mean().backward()
 
 
 def one_batch(loss):
@@ -845,6 +866,12 @@ def total_into_row(out, y, x, m):
     return out.square().sum()
 
 
+def in_a_view(out, y, x, m):
+    out = out * 1
+    out[:, 0].mul_(x.std().item())
+    return out.square().mean()
+
+
 def through_a_view(out, y, x, m):
     out = out * 1
     out.view(B // 2, -1).copy_(x.mean().expand(B // 2, 2 * T * C))
@@ -878,6 +905,7 @@ NOT_ROW_BY_ROW |= {
     "a constant of what was taken out": lambda out, y, x, m: (out * (torch.ones(C) * x.std().item())).sum(),
     "a list of what was taken out": lambda out, y, x, m: out.square().sum() * sum(x.mean((1, 2)).tolist()),
     "a shape of what was taken out": lambda out, y, x, m: out[:, : m.sum(1).max().item()].square().sum(),
+    "a view with what was taken out": in_a_view,
     "filled with what was taken out": lambda out, y, x, m: (out * torch.zeros(C).fill_(x.std().item())).sum(),
 }
 
