@@ -140,6 +140,7 @@ def test_of_a_large_data_set_more_rows_are_kept_with_each_epoch(tmp_path, monkey
         start(KINDS["list"](halves(np.arange(N))), tmp_path / "run")
     assert caught.value.changed == (more, more)
 
+
 def test_a_resumed_run_has_what_was_kept_and_goes_on_to_keep_more(tmp_path, monkeypatch):
     monkeypatch.setattr(identity, "_SECONDS", 0.0)
     monkeypatch.setattr(identity, "_CHUNK", 2)

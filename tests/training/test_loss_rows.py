@@ -9,6 +9,7 @@ import dataclasses
 import gc
 import io
 import json
+import operator
 import types
 import warnings
 
@@ -20,6 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 import anyorder as ao
 from anyorder.clipping import ExampleLoss
+from anyorder.clipping import loss as loss_module
 from anyorder.clipping.rows import TOTAL, ByRow, Coupled, Interpreter, NoRule
 from anyorder.errors import ModelError, ModelWarning
 from anyorder.plan.planner import plan_at_sigma
@@ -432,6 +434,10 @@ ROW_BY_ROW = {
     "a hook on the graph": hooked_on_the_graph,
     "tokens of some rows": lambda out, y, x, m: F.cross_entropy(out[1:].transpose(1, 2), y[1:]),
     "one row of an index": one_row_of_an_index,
+    "vmap over tokens that stand first": lambda out, y, x, m: torch.vmap(torch.std)(out.transpose(0, 1)).mean(),
+    "vmap with a sum over the batch": lambda out, y, x, m: torch.vmap(lambda o, t: (o / t).square().mean())(
+        out, x.sum().expand(B)
+    ).mean(),
     "slices of two rows": lambda out, y, x, m: sum(out.view(-1, C)[i : i + 3].std() for i in range(0, B * T - 3, 3)),
     "by two rows' labels": lambda out, y, x, m: sum(
         out[i, y[i, 0].clamp(min=0) % T, y[i - 1, 0].clamp(min=0)].square() for i in range(B)
@@ -527,14 +533,14 @@ ROWS_MEET = {
     "a sum for as many as a mask chose": lambda out, y, x, m: (out[0][m[0]].sum(1) + out.sum()).sum(),
     "a sum for as many as bytes chose": lambda out, y, x, m: (out[0][m[0].byte()].sum(1) + out.sum()).sum(),
     "a sum for as many as a mask chose, times a number": lambda out, y, x, m: (
-        (out[0][m[0]].sum(1) * out[0].mean() + out.sum()).sum()
-    ),
-    "a mean of what masks of two orders chose": lambda out, y, x, m: (
-        torch.cat([out[0][m[0]], x.flip(0)[0][m.flip(0)[0]], out[UNIT][m[UNIT]]]).mean()
-    ),
-    "a mean of what masks chose, and a constant": lambda out, y, x, m: (
-        torch.cat([*(o[k] for o, k in zip(out, m, strict=True)), torch.zeros(1, C)]).mean()
-    ),
+        out[0][m[0]].sum(1) * out[0].mean() + out.sum()
+    ).sum(),
+    "a mean of what masks of two orders chose": lambda out, y, x, m: torch.cat(
+        [out[0][m[0]], x.flip(0)[0][m.flip(0)[0]], out[UNIT][m[UNIT]]]
+    ).mean(),
+    "a mean of what masks chose, and a constant": lambda out, y, x, m: torch.cat(
+        [*(o[k] for o, k in zip(out, m, strict=True)), torch.zeros(1, C)]
+    ).mean(),
     "a row and the one behind it": lambda out, y, x, m: sum(
         (out.unbind()[i - 1] * out[i].detach()).mean() for i in range(1, B)
     ),
@@ -555,6 +561,9 @@ ROWS_MEET = {
         out, x
     ).mean(),
     "vmap of others' targets": lambda out, y, x, m: torch.vmap(F.mse_loss)(out, x.flip(0)).mean(),
+    "vmap into another dimension": lambda out, y, x, m: (
+        torch.vmap(lambda o: o.mean(1), out_dims=1)(out).softmax(1).square().sum()
+    ),
     "vmap over tokens": lambda out, y, x, m: torch.vmap(lambda o: o.std(0).sum(), in_dims=1)(out).mean(),
     "vmap, then the largest": lambda out, y, x, m: torch.vmap(F.mse_loss)(out, x).max(),
 }
@@ -924,6 +933,25 @@ def test_rules_do_not_take_these_for_rows(name):
 )
 def test_distances_of_other_ranks_are_run_row_by_row(loss):
     check(loss, "mapped")
+
+
+@pytest.mark.parametrize("kind", [float, int])
+def test_what_is_computed_of_a_number_that_was_taken_out_knows_it(kind):
+    one = loss_module._taken_out(kind(3))
+    two = [operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod, operator.pow]
+    made = [f(*pair) for f in two for pair in ((one, kind(2)), (kind(2), one), (one, one))]
+    made += [f(one) for f in (operator.neg, operator.pos, abs, round)] + [sum([one, one]), max(one, kind(1))]
+    assert all(isinstance(number, loss_module._TakenOut) for number in made)
+
+
+def test_a_loss_of_one_example_at_a_time_has_its_gradients_where_it_is_run_row_by_row_too():
+    def spectrum(out, y, x, m):
+        return torch.fft.rfft(out - x, dim=1).abs().mean()
+
+    both, kept = run(lambda *given: spectrum(*given) + ExampleLoss(nn.MSELoss())(given[0], given[2]), False)
+    alone = run(spectrum, False)[0]
+    assert kept == "mapped"
+    assert (both - alone).abs().flatten(1).sum(1).gt(1e-3).all()
 
 
 def test_numbers_that_are_taken_out_may_be_logged_and_saved():
