@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from anyorder.clipping import native
+from anyorder.clipping import Automatic, PerGroup, native
 from anyorder.clipping.norms import ConvolutionUse, Geometry, UnitMap, Weights, settle
 from anyorder.clipping.per_example import GhostClipping
 from anyorder.errors import ClippingWarning
@@ -325,3 +325,36 @@ def test_at_once_and_one_by_one_agree(monkeypatch):
     assert next(iter(found[1].values()))._base is not vector
     for name, value in found[0].items():
         assert torch.allclose(value, found[1][name], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("units", "rule", "dtype"),
+    [
+        ([0, 0, 1, 2, 2, 2, 3, 4], None, torch.float32),
+        (range(8), Automatic(0.3), torch.float32),
+        (range(8), PerGroup(), torch.float32),
+        (range(8), None, torch.float64),
+    ],
+)
+def test_what_is_not_of_one_example_each_under_the_flat_rule_goes_another_way(units, rule, dtype, monkeypatch):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3)).to(dtype)
+    x, found = torch.randn(8, 6, dtype=dtype), []
+    for there in (True, False):
+        monkeypatch.setattr(native, "available", lambda there=there: there)
+        options = {"groups": torch.tensor(units), "clip_norm": 1e-3, "scale": 8.0, "receive": found.append}
+        GhostClipping(model, rule=rule).forward((x,), {}, **options).square().mean().backward()
+    for name, value in found[0].items():
+        assert value.dtype == found[1][name].dtype
+        assert torch.allclose(value, found[1][name], rtol=1e-5, atol=1e-9)
+
+
+def test_no_rounding_carries_an_example_over_the_norm():
+    model, norms = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3)), []
+    for seed in range(200):
+        torch.manual_seed(seed)
+        found, options = [], {"groups": torch.zeros(1, dtype=torch.long), "clip_norm": 0.7, "scale": 1.0}
+        outputs = GhostClipping(model).forward((torch.randn(1, 6),), {}, receive=found.append, **options)
+        (outputs.square().mean() * 1e3).backward()
+        norms.append(float(torch.cat([x.double().flatten() for x in found[0].values()]).norm()))
+    assert 0.7 * (1 - 1e-6) < min(norms) <= max(norms) <= 0.7
