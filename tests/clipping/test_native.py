@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from anyorder.clipping import native
+from anyorder.clipping import Automatic, PerGroup, native
 from anyorder.clipping.norms import ConvolutionUse, Geometry, UnitMap, Weights, settle
 from anyorder.clipping.per_example import GhostClipping
 from anyorder.errors import ClippingWarning
@@ -284,7 +284,31 @@ def test_what_float32_cannot_add_up_is_left_to_others():
     given = layers([(20, 6)])
     given[0][0][3, 1] = 2.0**31
     assert at_once(given, None)[0] == -1
+    given[0][1][5, 0] = torch.nan  # and another is left out
+    assert at_once(given, None)[0] == -1
+    given[0][1][5, 0] = 0.0
     assert at_once(given, None, large=2.0**32)[0] == 0
+
+
+@pytest.mark.parametrize("output", [0, 5])
+def test_a_sum_that_is_no_number_is_left_to_others(output):
+    """An example of no norm, whose gradient times the scale is infinite, and times its activations NaN."""
+    given = layers([(20, 6)])[:1]
+    given[0][0][3], given[0][1][3, output] = 0.0, 3e38
+    assert at_once(given, None)[0] == -1
+
+
+@pytest.mark.parametrize("path", range(3))
+def test_rows_that_stand_apart_in_memory(path):
+    if path > native._library().anyorder_lanes():
+        pytest.skip("this processor lacks the instructions")
+    given = layers([(33, 6), (131, 5)])
+    wide = [tuple(x if x is None else torch.cat([x, 9 + x], 1)[:, : x.shape[1]] for x in pair) for pair in given]
+    bad, weights, sums = at_once(wide, path)
+    same = at_once(given, path)
+    assert bad == same[0] == 0
+    assert torch.equal(weights, same[1])
+    assert all(torch.equal(x, y) for x, y in zip(sums, same[2], strict=True))
 
 
 def test_at_once_and_one_by_one_agree(monkeypatch):
@@ -301,3 +325,36 @@ def test_at_once_and_one_by_one_agree(monkeypatch):
     assert next(iter(found[1].values()))._base is not vector
     for name, value in found[0].items():
         assert torch.allclose(value, found[1][name], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("units", "rule", "dtype"),
+    [
+        ([0, 0, 1, 2, 2, 2, 3, 4], None, torch.float32),
+        (range(8), Automatic(0.3), torch.float32),
+        (range(8), PerGroup(), torch.float32),
+        (range(8), None, torch.float64),
+    ],
+)
+def test_what_is_not_of_one_example_each_under_the_flat_rule_goes_another_way(units, rule, dtype, monkeypatch):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3)).to(dtype)
+    x, found = torch.randn(8, 6, dtype=dtype), []
+    for there in (True, False):
+        monkeypatch.setattr(native, "available", lambda there=there: there)
+        options = {"groups": torch.tensor(units), "clip_norm": 1e-3, "scale": 8.0, "receive": found.append}
+        GhostClipping(model, rule=rule).forward((x,), {}, **options).square().mean().backward()
+    for name, value in found[0].items():
+        assert value.dtype == found[1][name].dtype
+        assert torch.allclose(value, found[1][name], rtol=1e-5, atol=1e-9)
+
+
+def test_no_rounding_carries_an_example_over_the_norm():
+    model, norms = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3)), []
+    for seed in range(200):
+        torch.manual_seed(seed)
+        found, options = [], {"groups": torch.zeros(1, dtype=torch.long), "clip_norm": 0.7, "scale": 1.0}
+        outputs = GhostClipping(model).forward((torch.randn(1, 6),), {}, receive=found.append, **options)
+        (outputs.square().mean() * 1e3).backward()
+        norms.append(float(torch.cat([x.double().flatten() for x in found[0].values()]).norm()))
+    assert 0.7 * (1 - 1e-6) < min(norms) <= max(norms) <= 0.7

@@ -1,5 +1,6 @@
 """What of a run is shown: a certificate is of the weights that it names, and a published folder has no secret."""
 
+import json
 import shutil
 
 import numpy as np
@@ -12,6 +13,8 @@ from typer.testing import CliRunner
 import anyorder as ao
 from anyorder.app.cli import app
 from anyorder.app.job import Settings, train
+from anyorder.errors import CertificateError
+from anyorder.formats import save_json
 from anyorder.plan.certificate import Certificate
 from anyorder.release.weights import digests, digests_of_file
 
@@ -33,7 +36,8 @@ def run(made, tmp_path):
 
 
 def test_the_published_folder_holds_known_public_files_alone_and_verifies(run):
-    (run / "notes.txt").write_text("mine")
+    for name in ("notes.txt", "budget.json"):
+        (run / name).write_text("mine")
     done = invoke("publish", run)
     assert done.exit_code == 0, done.output
     shown = run.with_name("mine-public")
@@ -135,6 +139,29 @@ def test_a_certificate_is_of_the_weights_at_that_moment_whatever_the_file(tmp_pa
     assert set(again.weights).isdisjoint(digests_of_file(tmp_path / "frozen.pt"))
 
 
+class Part(torch.Tensor):
+    """As FSDP's: what one process holds."""
+
+    to_local = torch.Tensor.clone
+
+
+def test_digests_are_of_whole_tensors_with_their_type_and_sizes():
+    values = [torch.zeros(6), torch.zeros(2, 3), torch.zeros(3, 2), torch.zeros(6, dtype=torch.int32)]
+    assert len(digests(values)) == len(values)
+    with pytest.raises(CertificateError, match="gather them first"):
+        digests([torch.ones(2).as_subclass(Part)])
+
+
+@pytest.mark.parametrize("weights", [[], ["0" * 63], ["z" * 64], [0], ["0" * 64] * 10_001, "0" * 64])
+def test_weights_are_a_list_of_digests(weights, run):
+    path = run / "run.privacy.json"
+    data = json.loads(path.read_text())
+    data.pop("sha256")
+    save_json(path, {**data, "weights": weights})
+    with pytest.raises(CertificateError, match="weights"):
+        Certificate.load(path)
+
+
 class Executed:
     def __reduce__(self):
         return (exec, ("raise SystemExit(9)",))
@@ -145,6 +172,9 @@ def test_nothing_in_the_file_of_a_model_is_executed(run):
     done = invoke("verify", run / "run.privacy.json", "--model", run / "model.pt")
     assert done.exit_code == 1
     assert "cannot be read" in done.stderr
+    np.save(run / "model.npy", np.array([Executed()], object), allow_pickle=True)
+    with pytest.raises(CertificateError, match="cannot be read"):
+        digests_of_file(run / "model.npy")
 
 
 def test_what_was_withdrawn_is_neither_verified_nor_published(run):

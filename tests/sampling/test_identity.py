@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 import warnings
+from collections import deque
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 import anyorder as ao
 from anyorder.errors import CheckpointError, LoaderError
 from anyorder.sampling import row_digests
-from anyorder.sampling.row_digests import digest_of
+from anyorder.sampling.row_digests import Noted, check_same_rows, digest_of
 
 N, B, EPOCHS = 40, 8, 2
 KEY = bytes(range(32))
@@ -141,6 +142,27 @@ def test_of_a_large_data_set_more_rows_are_kept_with_each_epoch(tmp_path, monkey
     assert caught.value.changed == (more, more)
 
 
+def test_a_resumed_run_has_what_was_kept_and_goes_on_to_keep_more(tmp_path, monkeypatch):
+    monkeypatch.setattr(row_digests, "_SECONDS", 0.0)
+    monkeypatch.setattr(row_digests, "_CHUNK", 2)
+    kept = []
+    for _ in range(2):
+        engine, *_, loader = start(KINDS["list"](np.arange(N)), tmp_path / "run")
+        kept.append(set(loader.rows.state_dict()["names"].tolist()))
+        engine.close()
+    assert kept[0] == kept[1]
+    run = start(KINDS["list"](np.arange(N)), tmp_path / "run")
+    train(run, N // B + 1)
+    assert kept[0] < set(run[3].rows.state_dict()["names"].tolist())
+
+
+def test_each_rank_is_compared_with_the_first():
+    rows = [Noted(np.arange(3), np.array(digests)) for digests in ([1, 2, 3], [1, 2, 3], [1, 2, 4])]
+    check_same_rows(rows[:2])
+    with pytest.raises(LoaderError, match="another example on another rank"):
+        check_same_rows(rows)
+
+
 class Counted(Photos):
     """What it gives depends on what was asked for before."""
 
@@ -187,6 +209,7 @@ def test_a_digest_is_keyed_by_the_run(tmp_path):
     one, other = digests(KEY), digests(bytes(32))
     assert len(set(one.values())) == N
     assert not set(one.values()) & set(other.values())
+    assert [*one] != [*other]  # nor is it known which rows are compared first
 
 
 @dataclasses.dataclass
@@ -196,18 +219,30 @@ class Record:
     image: np.ndarray
 
 
+class Picture:
+    mode = "L"
+
+    def __init__(self, *size):
+        self.size = size
+
+    def tobytes(self):
+        return bytes(6)
+
+
 PARTS = [
-    1, 1.0, True, None, "1", b"1", "", [1], (1,), {1}, {"a": 1}, {"a": [1]}, [1, [2]], [[1], 2], [[1, 2]],
+    1, 1.0, True, None, "1", b"1", "", [1], (1,), {1}, {"a": 1}, {"b": 1}, {"a": [1]}, [1, [2]], [[1], 2], [[1, 2]],
     torch.ones(2), torch.ones(2, dtype=torch.float64), torch.ones(1, 2), torch.ones(()), torch.ones(0),
-    torch.ones(2, dtype=torch.bfloat16), torch.eye(2).to_sparse(), np.ones(2), np.ones(2, np.float32),
+    torch.ones(2, dtype=torch.bfloat16), torch.zeros(2), torch.zeros(2, dtype=torch.int32), torch.eye(2).to_sparse(),
+    np.ones(2), np.ones(2, np.float32),
     np.array(["a", {}], object), np.float64(1), Record("a", {"x"}, np.ones(2)), Record("a", {"y"}, np.ones(2)),
+    ["a", "bstr c"], ["astr b", "c"], deque([1]), deque([2]), Picture(2, 3), Picture(3, 2),
 ]  # fmt: skip
 
 
 def test_what_differs_has_another_digest_and_a_copy_the_same():
     assert len({digest_of(part, KEY) for part in PARTS}) == len(PARTS)
     for part in PARTS:
-        assert digest_of(copy.deepcopy(part), KEY) == digest_of(part, KEY)
+        assert digest_of(copy.deepcopy(part), KEY) == digest_of(part, KEY) != digest_of(part, bytes(32))
     assert digest_of(torch.arange(6).reshape(2, 3).t(), KEY) == digest_of(torch.tensor([[0, 3], [1, 4], [2, 5]]), KEY)
 
 

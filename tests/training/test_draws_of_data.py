@@ -652,6 +652,7 @@ def test_seeds_are_functions_of_key_and_address():
     assert seeds.at("example", 1, 2) == Seeds(KEY).at("example", 1, 2)
     different = {seeds.at("example", i, j) for i in range(20) for j in range(20)}
     assert len(different) == 400
+    assert len({seed >> 192 for seed in different}) == 400  # of 256 bits
     assert Seeds(bytes(32)).at("example", 1, 2) not in different
 
 
@@ -673,6 +674,13 @@ def test_every_bit_of_a_seed_counts(kind):
         found.append(str(draw()))
     assert found[0] == found[1]
     assert len(set(found)) == 5
+
+
+@pytest.mark.parametrize("kind", KINDS_OF_GENERATORS)
+def test_generators_of_one_place_draw_other_numbers(kind):
+    (one, draw), (other, again) = (KINDS_OF_GENERATORS[kind]() for _ in range(2))
+    reseed([one, other], 5)
+    assert draw() != again()
 
 
 def test_torchs_generator_is_set_as_a_whole():

@@ -10,6 +10,7 @@ import gc
 import io
 import itertools
 import json
+import operator
 import types
 import warnings
 
@@ -21,6 +22,8 @@ from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 import anyorder as ao
 from anyorder.clipping import ExampleLoss
+from anyorder.clipping import loss as loss_module
+from anyorder.clipping.rows import TOTAL, ByRow, Coupled, Interpreter, NoRule
 from anyorder.errors import ModelError, ModelWarning
 from anyorder.plan.planner import plan_at_sigma
 
@@ -432,6 +435,14 @@ ROW_BY_ROW = {
     "a hook on the graph": hooked_on_the_graph,
     "tokens of some rows": lambda out, y, x, m: F.cross_entropy(out[1:].transpose(1, 2), y[1:]),
     "one row of an index": one_row_of_an_index,
+    "vmap over tokens that stand first": lambda out, y, x, m: torch.vmap(torch.std)(out.transpose(0, 1)).mean(),
+    "vmap with a sum over the batch": lambda out, y, x, m: torch.vmap(lambda o, t: (o / t).square().mean())(
+        out, x.sum().expand(B)
+    ).mean(),
+    "slices of two rows": lambda out, y, x, m: sum(out.view(-1, C)[i : i + 3].std() for i in range(0, B * T - 3, 3)),
+    "by two rows' labels": lambda out, y, x, m: sum(
+        out[i, y[i, 0].clamp(min=0) % T, y[i - 1, 0].clamp(min=0)].square() for i in range(B)
+    ),
     "by one row's label": lambda out, y, x, m: out[:, 0, classes(y)[UNIT]].square().mean(),
 }
 
@@ -521,6 +532,27 @@ ROWS_MEET = {
         torch.cat([o[k] for o, k in zip(out, m, strict=True)]).pow(2).mean()
     ),
     "a sum for as many as a mask chose": lambda out, y, x, m: (out[0][m[0]].sum(1) + out.sum()).sum(),
+    "a sum for as many as bytes chose": lambda out, y, x, m: (out[0][m[0].byte()].sum(1) + out.sum()).sum(),
+    "a sum for as many as a mask chose, times a number": lambda out, y, x, m: (
+        out[0][m[0]].sum(1) * out[0].mean() + out.sum()
+    ).sum(),
+    "a mean of what masks of two orders chose": lambda out, y, x, m: torch.cat(
+        [out[0][m[0]], x.flip(0)[0][m.flip(0)[0]], out[UNIT][m[UNIT]]]
+    ).mean(),
+    "a mean of what masks chose, and a constant": lambda out, y, x, m: torch.cat(
+        [*(o[k] for o, k in zip(out, m, strict=True)), torch.zeros(1, C)]
+    ).mean(),
+    "a row and the one behind it": lambda out, y, x, m: sum(
+        (out.unbind()[i - 1] * out[i].detach()).mean() for i in range(1, B)
+    ),
+    "a row and the one behind it, in pieces": lambda out, y, x, m: sum(
+        (out.split(1)[i - 1][0] * out[i].detach()).mean() for i in range(1, B)
+    ),
+    "a sum for as many as a label says": lambda out, y, x, m: (
+        torch.tensor_split(out[UNIT], y[UNIT, :1])[0].sum(1) + out.sum()
+    ).sum(),
+    "as many rows as a label says": lambda out, y, x, m: out.tensor_split(y[UNIT, :1])[0].sum(),
+    "pieces of two rows": lambda out, y, x, m: sum(o.std() for o in out.view(-1, C).split(3)),
     "as many draws as a mask chose": lambda out, y, x, m: sum(
         F.dropout(o[k]).sum() for o, k in zip(out, m, strict=True)
     ),
@@ -530,6 +562,9 @@ ROWS_MEET = {
         out, x
     ).mean(),
     "vmap of others' targets": lambda out, y, x, m: torch.vmap(F.mse_loss)(out, x.flip(0)).mean(),
+    "vmap into another dimension": lambda out, y, x, m: (
+        torch.vmap(lambda o: o.mean(1), out_dims=1)(out).softmax(1).square().sum()
+    ),
     "vmap over tokens": lambda out, y, x, m: torch.vmap(lambda o: o.std(0).sum(), in_dims=1)(out).mean(),
     "vmap, then the largest": lambda out, y, x, m: torch.vmap(F.mse_loss)(out, x).max(),
 }
@@ -539,6 +574,7 @@ def test_a_sum_over_the_batch_is_no_row_of_an_example_loss():
     check(lambda out, y, x, m: ExampleLoss(lambda o: o.pow(3).sum())(out.sum(0)), "mapped")
 
 
+@pytest.mark.filterwarnings("ignore:indexing with dtype torch.uint8")
 @pytest.mark.parametrize("name", ROWS_MEET)
 def test_rows_that_are_taken_one_by_one_and_meet_are_refused(name):
     check(ROWS_MEET[name], "refused")
@@ -563,6 +599,17 @@ def test_a_loss_that_is_run_row_by_row_has_no_number_of_a_batch_fetched_ahead():
         spectrum = torch.fft.rfft(private(ids, scale), dim=1).abs()
         with pytest.raises(ModelError, match="made of two batches"):
             (spectrum * ahead.sum()).mean().backward()
+
+
+def test_a_row_of_one_batch_is_no_row_of_another():
+    plan = plan_at_sigma(1.0, dataset_size=B, batch_size=B, epochs=1, delta=1e-5, mechanism="independent")
+    model = Table()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    loader = DataLoader(TensorDataset(*data(False)), batch_size=B // 2)
+    private, _, loader = ao.PrivacyEngine(plan, key=bytes(32)).make_private(model, optimizer, loader, accumulate=2)
+    first, second = [private(ids, scale) for ids, scale, *_ in [*loader]]
+    with pytest.raises(ModelError, match="divided by, or weighted with"):
+        (first[0] * second[0]).mean().backward()
 
 
 def one_batch(loss):
@@ -860,6 +907,12 @@ def total_into_row(out, y, x, m):
     return out.square().sum()
 
 
+def in_a_view(out, y, x, m):
+    out = out * 1
+    out[:, 0].mul_(x.std().item())
+    return out.square().mean()
+
+
 def through_a_view(out, y, x, m):
     out = out * 1
     out.view(B // 2, -1).copy_(x.mean().expand(B // 2, 2 * T * C))
@@ -893,6 +946,7 @@ NOT_ROW_BY_ROW |= {
     "a constant of what was taken out": lambda out, y, x, m: (out * (torch.ones(C) * x.std().item())).sum(),
     "a list of what was taken out": lambda out, y, x, m: out.square().sum() * sum(x.mean((1, 2)).tolist()),
     "a shape of what was taken out": lambda out, y, x, m: out[:, : m.sum(1).max().item()].square().sum(),
+    "a view with what was taken out": in_a_view,
     "filled with what was taken out": lambda out, y, x, m: (out * torch.zeros(C).fill_(x.std().item())).sum(),
 }
 
@@ -913,6 +967,25 @@ def test_distances_of_other_ranks_are_run_row_by_row(loss):
     check(loss, "mapped")
 
 
+@pytest.mark.parametrize("kind", [float, int])
+def test_what_is_computed_of_a_number_that_was_taken_out_knows_it(kind):
+    one = loss_module._taken_out(kind(3))
+    two = [operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod, operator.pow]
+    made = [f(*pair) for f in two for pair in ((one, kind(2)), (kind(2), one), (one, one))]
+    made += [f(one) for f in (operator.neg, operator.pos, abs, round)] + [sum([one, one]), max(one, kind(1))]
+    assert all(isinstance(number, loss_module._TakenOut) for number in made)
+
+
+def test_a_loss_of_one_example_at_a_time_has_its_gradients_where_it_is_run_row_by_row_too():
+    def spectrum(out, y, x, m):
+        return torch.fft.rfft(out - x, dim=1).abs().mean()
+
+    both, kept = run(lambda *given: spectrum(*given) + ExampleLoss(nn.MSELoss())(given[0], given[2]), False)
+    alone = run(spectrum, False)[0]
+    assert kept == "mapped"
+    assert (both - alone).abs().flatten(1).sum(1).gt(1e-3).all()
+
+
 def test_numbers_that_are_taken_out_may_be_logged_and_saved():
     log = []
 
@@ -930,6 +1003,18 @@ def test_numbers_that_are_taken_out_may_be_logged_and_saved():
     assert all(type(number) is float for number in saved)
     assert json.loads(json.dumps(log)) == log
     assert f"{log[0]:.3f}" == f"{saved[0]:.3f}"
+
+
+@pytest.mark.parametrize("state", [NoRule("diagonal"), TOTAL])
+def test_what_is_written_through_a_view_is_no_longer_of_its_rows(state):
+    """Where the view was known as little before: what it shows may have been rows' own numbers all the same."""
+    with Interpreter() as inside:
+        rows, others = torch.ones(B, C), torch.ones(C)
+        view = rows.diagonal()
+        for tensor, own in ((rows, ByRow((0,), 0, 1)), (view, state), (others, state)):
+            inside.put(tensor, own)
+        view.copy_(others[: len(view)])
+        assert isinstance(inside.state(rows), (NoRule, Coupled))
 
 
 def test_a_dimension_that_is_squeezed_in_place_is_gone():

@@ -464,7 +464,8 @@ class _Tape:
         unknown = NoRule("a tensor that no function made") if any(s is not None for _, s in given) else None
         states = [(found or inside.state(t, unknown)) if isinstance(t, Tensor) else None for t in leaves]
         written = (found or inside.state(args[0])) if args and isinstance(args[0], Tensor) else None
-        if (inside.looked and function not in _LOOKS) or kwargs.get("out") is not None or function in _BACK:
+        unseen = kwargs.get("out") is not None or function in _BACK or (function in _SPLITS and len(given) > 1)
+        if (inside.looked and function not in _LOOKS) or unseen:
             states = [_after_a_look(s, t, inside.read) for s, t in zip(states, leaves, strict=True)]
             written = written if isinstance(written, Coupled) else NoRule("a look at numbers")
         if rule is None and not inside.exact:
@@ -866,6 +867,8 @@ _LOOKS = (F.gaussian_nll_loss, F.one_hot)
 
 _BACK = (torch.autograd.grad,)
 """Functions that read what autograd saved, which no rule has seen."""
+_SPLITS = (torch.tensor_split, Tensor.tensor_split)
+"""Functions that read where to split off the memory of a tensor, where no rule sees it."""
 
 
 @functools.cache
