@@ -28,7 +28,7 @@ from anyorder.online.regret import usual_regularization
 from anyorder.participation import MinSeparation
 from anyorder.plan.plan import Plan
 from anyorder.plan.planner import plan as make_plan
-from anyorder.sampling.identity import digests_of
+from anyorder.sampling.row_digests import digests_of
 
 # ----------------------------------------------------------------------------------------------------
 # The bounds file of `anyorder fit`: what is public of a table, written by a person and never read off data.

@@ -16,7 +16,7 @@ from anyorder.online.sums import LARGEST, SMALLEST, Examples, sum_of
 from anyorder.plan.certificate import Certificate, Evidence
 from anyorder.plan.plan import Plan
 from anyorder.release.release import Release
-from anyorder.sampling.identity import digests_of
+from anyorder.sampling.row_digests import digests_of
 
 Floats = NDArray[np.float64]
 
