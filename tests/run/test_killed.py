@@ -12,6 +12,10 @@ import pytest
 
 pytest.importorskip("sklearn")
 
+import anyorder as ao
+from anyorder.app import session
+from federated.test_kills import killed_at
+
 ROOT = Path(__file__).parents[2]
 JOBS = (  # train has the same folder as fit, and a life of it takes a second
     "release", "release-ledger-on-disk", "release-with-budget", "engine", "server", "lazy-table", "budget", "fit",
@@ -36,3 +40,20 @@ def test_what_is_killed_and_started_again_releases_each_step_once():
         assert counts["of them killed"] >= 2
         assert counts["releases of one step, at most"] == (job != "budget")
         assert counts["faults"] == 0
+
+
+def test_a_folder_whose_beginning_was_killed_is_begun_by_the_same_command(tmp_path):
+    """Nothing was drawn yet: what was left of its files, by a kill before any call on them, is in nobody's way."""
+    plan = ao.plan(dataset_size=6, batch_size=2, epochs=1, epsilon=8, delta=1e-5, mechanism="independent")
+    ao.Budget(tmp_path / "people.budget", 100.0, 1e-4)
+
+    def begin(place):
+        with session.begin(place, "people", plan, {"settings": {}}, tmp_path / "people.budget"):
+            pass
+
+    killed = []
+    while not killed or killed[-1]:
+        place = tmp_path / str(len(killed))
+        killed.append(killed_at(len(killed), lambda place=place: begin(place)))
+        begin(place)
+    assert len(killed) > 12

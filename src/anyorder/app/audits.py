@@ -485,7 +485,7 @@ def run(asked: Request, bar: StepsBar) -> AuditOutcome:
     if asked.plot is not None:
         plot_audit(audited, asked.plot)
     if asked.out is not None:
-        folder.replace(asked.out / folder.CERTIFICATE, certificate.save)
+        certificate.save(asked.out / folder.CERTIFICATE)
         plot_audit(audited, asked.out / audit_files.PICTURE)
         audit_files.save(asked.out / audit_files.AUDIT, verdict.to_dict())
     return verdict

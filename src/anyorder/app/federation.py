@@ -559,7 +559,7 @@ def _write(server: Server, result: FederatedResult) -> None:
     folder.replace(path / folder.MODEL, lambda beside: torch.save(state, beside))
     server.evidence().save(path / folder.EVIDENCE)
     shown = replace(server.certificate(), weights=digests(state))
-    folder.replace(path / folder.CERTIFICATE, shown.save)
+    shown.save(path / folder.CERTIFICATE)
     promise = f"epsilon {rounded_up(plan.epsilon, 3)} for one user, delta {plan.delta:g}"
     rounds, right = zip(*result.accuracy, strict=True)
     title = f"{result.settings.dataset}, {promise}"

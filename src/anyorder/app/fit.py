@@ -800,7 +800,7 @@ def _run(work: _Work, begun: FitResult, observer: Observer, key: bytes | None) -
         folder.write_json(path / MODEL, model.to_dict())
         learner.evidence().save(path / folder.EVIDENCE)
         shown = replace(learner.certificate(), weights=(sha256((path / MODEL).read_bytes()).hexdigest(),))
-        folder.replace(path / folder.CERTIFICATE, shown.save)
+        shown.save(path / folder.CERTIFICATE)
     if (test := work.settings.test_csv) is not None:
         found = model.test(test)
         made = replace(made, score=found.score, test_rows=found.rows, test_unreadable=found.unreadable)

@@ -700,7 +700,7 @@ class _Session:
         state = {name: value.cpu() for name, value in self.model.state_dict().items()}
         folder.replace(self.path / folder.MODEL, lambda beside: torch.save(state, beside))
         self.engine.evidence().save(self.path / folder.EVIDENCE)
-        folder.replace(self.path / folder.CERTIFICATE, self.engine.certificate().save)
+        self.engine.certificate().save(self.path / folder.CERTIFICATE)
         promise = f"epsilon {rounded_up(plan.epsilon, 3)}, delta {plan.delta:g}"
         plot_accuracy(self.accuracy, self.path / folder.ACCURACY_PLOT, f"{settings.dataset}, {promise}")
         title = f"{settings.dataset}: noise over {counted(plan.n, 'step')}, {promise}"

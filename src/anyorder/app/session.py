@@ -44,7 +44,7 @@ def begin(
         if found is not None:
             record = {"budget": str(found.path), "id": found.id, "plan": plan.public().digest}
             folder.write_json(path / folder.BUDGET, record)
-        folder.replace(path / folder.PLAN, plan.save)
+        plan.save(path / folder.PLAN)
         folder.write_json(path / folder.METRICS, metrics)
         yield path
 
