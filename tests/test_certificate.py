@@ -8,10 +8,11 @@ import stat
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 import anyorder as ao
-from anyorder.errors import CertificateError
+from anyorder.errors import ArgumentError, CertificateError, ParticipationError
 from anyorder.formats import save_json
 from anyorder.ledger import replay
 from anyorder.participation import FixedOrder, KnownOrder, MinSeparation, PoissonSampling
@@ -322,3 +323,67 @@ def test_the_tree_of_receipts_is_made_once_for_a_record(tmp_path, monkeypatch):
     evidence.ledger.record(evidence.ledger.step, [])
     assert evidence.certificate.steps == evidence.ledger.step
     assert len(roots) == 2
+
+
+def test_a_plan_read_from_a_file_says_why_its_units_are_not_known(tmp_path):
+    """Names are left out of a file that may be shown; the refusal said that the loader had another order."""
+    plan = ao.plan(order=KnownOrder([["ann", "bob"], ["cid"]]), batch_size=2, epsilon=4, delta=1e-5, unit="user")
+    plan.save(tmp_path / "plan.json")
+    for made, phrase in ((plan, None), (ao.Plan.load(tmp_path / "plan.json"), "make it anew from the loader")):
+        with ao.Release(made, size=1) as release:
+            if phrase is None:
+                release.step(["ann", "bob"], np.zeros(1, np.float32))
+            else:
+                with pytest.raises(ParticipationError, match=phrase):
+                    release.step(["ann", "bob"], np.zeros(1, np.float32))
+
+
+# -- withdrawal ------------------------------------------------------------------------------------------------------
+
+
+def withdrawn(tmp_path):
+    """(the files' folder, the evidence) of a run whose certificate was withdrawn."""
+    evidence = made()
+    evidence.certificate.save(tmp_path / "run.privacy.json")
+    note = evidence.withdraw(tmp_path / "run.privacy.json", "a person was in it twice")
+    assert note == tmp_path / "run.privacy.withdrawn.json"
+    return tmp_path, evidence
+
+
+def test_a_certificate_that_its_owner_withdrew_is_refused_wherever_the_note_lies(tmp_path):
+    folder, evidence = withdrawn(tmp_path)
+    with pytest.raises(CertificateError, match="the owner withdrew this certificate on .*a person was in it twice"):
+        ao.verify(folder / "run.privacy.json")
+    later = replace(evidence, ledger=replay(evidence.plan.participation, [(0, 1)]))  # of the same run, another step
+    later.certificate.save(folder / "run.privacy.json")
+    with pytest.raises(CertificateError, match="the owner withdrew"):
+        ao.verify(folder / "run.privacy.json")
+    assert evidence.record_key.hex() not in (folder / "run.privacy.withdrawn.json").read_text()
+
+
+@pytest.mark.parametrize("forged", ["of another run", "another number", "no note", "an older certificate"])
+def test_a_note_that_is_not_the_owners_withdraws_nothing(forged, tmp_path):
+    folder, evidence = withdrawn(tmp_path)
+    note = folder / "run.privacy.withdrawn.json"
+    if forged == "of another run":
+        replace(evidence, record_key=bytes(31) + b"\x01").certificate.save(folder / "run.privacy.json")
+    elif forged == "another number":
+        data = json.loads(note.read_text())
+        del data["sha256"]
+        save_json(note, {**data, "shown": "0" * 64})
+    elif forged == "no note":
+        note.write_text("withdrawn")
+    else:
+        replace(evidence.certificate, withdrawal="").save(folder / "run.privacy.json")
+    assert ao.verify(folder / "run.privacy.json").note
+
+
+def test_only_the_runs_owner_withdraws_and_says_why_in_a_line(tmp_path):
+    evidence = made()
+    evidence.certificate.save(tmp_path / "run.privacy.json")
+    for reason in ("", "a\nb", "x" * 501, None):
+        with pytest.raises(ArgumentError, match="reason must be one line"):
+            evidence.withdraw(tmp_path / "run.privacy.json", reason)
+    with pytest.raises(CertificateError, match="not of this evidence's run"):
+        replace(evidence, key_fingerprint="e" * 32).withdraw(tmp_path / "run.privacy.json", "why")
+    assert not (tmp_path / "run.privacy.withdrawn.json").exists()

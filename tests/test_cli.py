@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import math
 import sys
 
 import pytest
@@ -520,3 +521,42 @@ def test_without_its_extra_the_program_says_so(package, monkeypatch, capsys):
     assert message.count("\n") == 1
     assert f"the package '{package}', which is not installed" in message
     assert "anyorder[cli]" in message
+
+
+# -- verify, of several certificates ---------------------------------------------------------------------------------
+
+
+def certificates(tmp_path, *plans):
+    paths = []
+    for i, plan in enumerate(plans):
+        with anyorder.Release(plan, size=1) as release:
+            paths.append(tmp_path / f"{i}.privacy.json")
+            release.certificate().save(paths[-1])
+    return paths
+
+
+def test_several_certificates_are_composed_for_who_is_in_all(tmp_path):
+    order = {"dataset_size": 12, "batch_size": 4, "epochs": 1}
+    plans = [flat_plan(**order, noise_multiplier=z, delta=d) for z, d in ((2.0, 1e-6), (3.0, 1e-5))]
+    a, b = certificates(tmp_path, *plans)
+    mu = math.hypot(plans[0].mu, plans[1].mu)
+    assert anyorder.compose(*plans).mu == pytest.approx(mu)
+    told = json.loads(invoke("verify", a, b, "--json").stdout)
+    assert told["ok"]
+    assert told["together"]["mu"] == pytest.approx(mu)
+    assert told["together"]["delta"] == 1e-5
+    assert told["together"]["epsilon"] == pytest.approx(anyorder.compose(*plans).epsilon(1e-5))
+    assert told["together"]["epsilon"] > max(one["claims"]["epsilon"] for one in told["files"])
+    shown = invoke("verify", a, b)
+    assert shown.exit_code == 0, shown.output
+    assert "together they claim epsilon <= " in shown.stdout
+    refused(invoke("verify", a, b, a), 1, "NOT verified", "one noise key")
+    refused(invoke("verify", a, b, "--evidence", a), 2, "belong to one file")
+    b.write_text(b.read_text().replace('"steps": 0', '"steps": 1'))
+    refused(invoke("verify", a, b), 1, "NOT verified", "altered")
+
+
+def test_certificates_of_different_units_are_not_composed(tmp_path):
+    order = {"dataset_size": 12, "batch_size": 4, "epochs": 1, "noise_multiplier": 2.0, "delta": 1e-5}
+    a, b = certificates(tmp_path, flat_plan(**order), flat_plan(**order, neighbours="replace-one"))
+    refused(invoke("verify", a, b), 1, "NOT verified", "neighbours")

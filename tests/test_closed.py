@@ -138,7 +138,7 @@ def test_a_participation_of_ones_own_is_refused(order):
         lambda: participation.covers(SingleEpoch(N), order),
         lambda: participation.covers(order, SingleEpoch(N)),
     ):
-        with pytest.raises(PlanError, match="participation must be one of"):
+        with pytest.raises(PlanError, match="the order must be one of"):
             attempt()
 
 
@@ -167,7 +167,7 @@ def test_a_kind_that_is_registered_as_another_is_refused_all_the_same():
 
 @pytest.mark.parametrize("mechanism", ["auto", "tree", "independent"])
 def test_no_plan_for_an_order_of_ones_own(mechanism):
-    with pytest.raises(PlanError, match="participation must be one of"):
+    with pytest.raises(PlanError, match="the order must be one of"):
         plan_at_sigma(1.0, order=Rare(), batch_size=1, mechanism=mechanism, delta=1e-5)
 
 

@@ -12,7 +12,7 @@ from anyorder.errors import PlanError
 from anyorder.participation import EpochShuffle, FixedOrder, MinSeparation, SingleEpoch
 from anyorder.strategy import BLT, Banded, BandedInverse, Independent, SquareRoot, Strategy, ToeplitzBanded, Tree, error
 from anyorder.strategy.rescaled import Rescaled
-from anyorder.strategy.restarted import RestartedBLT
+from anyorder.strategy.restarted_blt import RestartedBLT
 from anyorder.strategy.sensitivity import sensitivity
 from anyorder.workload import Workload, custom, momentum, prefix_sum
 from anyorder.workload.given import GivenWorkload

@@ -321,7 +321,7 @@ def test_options_carry_what_they_are_of():
     assert ao.order("fixed", drop_last=True) == ao.order("fixed", drop_last=True) != ao.order("fixed")
     assert ao.SGD(learning_rates=np.ones(3)) == ao.SGD(learning_rates=[1, 1, 1])
     assert hash(ao.mechanism("tree", estimator="full")) == hash(ao.mechanism("tree", estimator="full"))
-    with pytest.raises(ArgumentError, match="options of a word, and a participation says them itself"):
+    with pytest.raises(ArgumentError, match="options of a word, and an order says them itself"):
         ao.order(ORDER, drop_last=True)
     with pytest.raises(ArgumentError, match="learning_rates must"):
         ao.SGD(learning_rates="fast")

@@ -24,7 +24,7 @@ from anyorder.plan.certificate import Evidence
 from anyorder.plan.plan import FORMAT
 from anyorder.strategy import BLT, Banded, BandedInverse, Dense, Independent, Tree
 from anyorder.strategy.rescaled import Rescaled
-from anyorder.strategy.restarted import RestartedBLT
+from anyorder.strategy.restarted_blt import RestartedBLT
 from plans import flat_plan
 
 KEY = bytes(range(32))

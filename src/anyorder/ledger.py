@@ -64,7 +64,8 @@ def distinct(units: Iterable[Any]) -> Units:
     if isinstance(ids, list):
         return sorted(set(ids))
     ids = np.sort(ids)  # np.unique hashes before it sorts: six times slower here
-    return ids[np.diff(ids, prepend=ids[:1] - 1) != 0] if len(ids) else ids
+    again = ids[1:] == ids[:-1]
+    return np.concatenate([ids[:1], ids[1:][~again]]) if again.any() else ids
 
 
 def numbered(ids: Units) -> Integers:
@@ -116,10 +117,14 @@ class UnitHistory:
 
     def look_up(self, ids: Units) -> tuple[Integers, Integers]:
         """(last step or -1, number of steps) of each unit."""
+        if self._slots is None and not isinstance(ids, list):
+            return self.look_up_numbers(ids)  # their own slots
         return self.look_up_numbers(self._find(ids))
 
     def look_up_numbers(self, slots: Integers) -> tuple[Integers, Integers]:
         """`look_up` for units by their `numbers`."""
+        if len(slots) and slots.min() >= 0 and slots.max() < len(self._last):  # as most steps come
+            return self._last[slots].astype(np.int64), self._count[slots].astype(np.int64)
         last, count = np.full(len(slots), -1, np.int64), np.zeros(len(slots), np.int64)
         there = (slots >= 0) & (slots < len(self._last))
         last[there], count[there] = self._last[slots[there]], self._count[slots[there]]
@@ -180,14 +185,12 @@ class UnitHistory:
             more = max(size, 2 * len(self._last)) - len(self._last)
             self._last = np.concatenate([self._last, np.full(more, -1, np.int32)])
             self._count = np.concatenate([self._count, np.zeros(more, np.int32)])
-        last = self._last[slots]
-        before = last[last >= 0]
-        if len(before):
-            gap = t - int(before.max())
-            self.nearest = gap if self.nearest is None else min(gap, self.nearest)
-        self._last[slots] = t
-        self._count[slots] += 1
-        self.most = max(self.most, int(self._count[slots].max()))
+        before = int(self._last[slots].max())  # -1 where none was seen
+        if before >= 0:
+            self.nearest = t - before if self.nearest is None else min(t - before, self.nearest)
+        count = self._count[slots] + 1
+        self._last[slots], self._count[slots] = t, count
+        self.most = max(self.most, int(count.max()))
 
     def _go_sparse(self) -> None:
         seen = np.flatnonzero(self._count)
@@ -203,8 +206,10 @@ class UnitHistory:
 def integers_raw(ids: Integers) -> tuple[bytes, bytes]:
     """(one digit, the width; the first id and the distances to the next in that width): of sorted ids."""
     # Distances of sorted int64 values fit uint64, where the subtraction wraps around to the right result.
-    distances = np.diff(ids.astype(np.uint64))
-    width = np.min_scalar_type(distances.max(initial=0)).itemsize
+    values = ids.view(np.uint64) if ids.dtype == np.int64 else ids.astype(np.uint64)
+    distances = values[1:] - values[:-1]
+    most = int(distances.max(initial=0))
+    width = next(width for width in (1, 2, 4, 8) if most < 1 << 8 * width)
     return str(width).encode(), ids[:1].astype("<i8").tobytes() + distances.astype(f"<u{width}").tobytes()
 
 
@@ -223,7 +228,10 @@ def pack(ids: Units) -> bytes:
     if not len(ids):
         return b"0"
     kind, raw = integers_raw(ids)
-    return kind + zlib.compress(raw, 1)
+    if len(raw) > 512:
+        return kind + zlib.compress(raw, 1)
+    small = zlib.compressobj(1, zlib.DEFLATED, 9, 1)  # in a few kilobytes, which else take longer to get than to fill
+    return kind + small.compress(raw) + small.flush()
 
 
 def unpack(chunk: bytes) -> Units:

@@ -576,7 +576,7 @@ def check_order(participation: object) -> None:
     """Raise PlanError unless it is one of the registered orders itself: the set that all claims are proven for."""
     if type(participation) not in _ORDERS.values():
         raise PlanError(
-            f"participation must be one of {', '.join(order.__name__ for order in _ORDERS.values())}, got "
+            f"the order must be one of {', '.join(order.__name__ for order in _ORDERS.values())}, got "
             f"{type(participation).__name__}: claims are proven for these alone; name the units of every step with "
             "KnownOrder"
         )

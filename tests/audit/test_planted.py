@@ -21,7 +21,7 @@ from anyorder.noise import NoiseSource
 from anyorder.participation import FixedOrder, KnownOrder, MinSeparation, PoissonSampling
 from anyorder.release.release import SharedNoise
 from anyorder.strategy import Independent, ToeplitzBanded, Tree
-from anyorder.strategy.restarted import RestartedBLT
+from anyorder.strategy.restarted_blt import RestartedBLT
 from laws.cases import PARTICIPATIONS, SAMPLED, STRATEGIES
 from plans import flat_plan
 from training.test_engine import EPOCHS, STEPS, backward, data, gradients, planned, private

@@ -254,6 +254,26 @@ def test_a_mark_that_was_never_written_says_nothing(path, budget, left):
     assert b'"lines": 5' in mark(path).read_bytes()
 
 
+def test_a_mark_whose_writing_was_broken_off_accuses_nobody(path, budget, monkeypatch):
+    """Half of a new chain before half of an old one would say that the file is a copy that went on otherwise."""
+
+    def halved(real):
+        def call(descriptor, data, *place):
+            if ".mark" not in os.readlink(f"/proc/self/fd/{descriptor}"):
+                return real(descriptor, data, *place)
+            real(descriptor, data[: len(data) // 2], *place)
+            raise KeyboardInterrupt
+
+        return call
+
+    with monkeypatch.context() as patch:
+        for name in ("write", "pwrite"):
+            patch.setattr(os, name, halved(getattr(os, name)))
+        with pytest.raises(KeyboardInterrupt):
+            budget.spend(Gaussian(0.4))
+    assert len(ao.Budget(path).entries()) == 4
+
+
 @pytest.mark.parametrize("left", [b"{", b"[]", b'{"id": 1}', b"none"])
 def test_an_altered_mark_is_found(path, budget, left):
     """Else an end that was cut off would be forgotten."""

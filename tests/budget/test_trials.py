@@ -1,5 +1,6 @@
 """Each run of a search has a process of its own: nothing of one reaches another, or the program that searches."""
 
+import importlib
 import os
 import random
 import signal
@@ -120,6 +121,55 @@ def test_what_cannot_be_sent_is_refused_before_the_budget_is_charged(tmp_path):
     with pytest.raises(ArgumentError, match="must load in another process.*no_such_module"):
         tune(lambda s, p, f: absent, SPACE, **GIVEN, budget=left)
     assert left.entries() == []
+
+
+MODULE = """
+import multiprocessing, tempfile
+import torch
+
+OPEN = tempfile.TemporaryFile(buffering=0)
+OPEN.write(bytes(1000))
+OPEN.seek(7)
+{}
+
+
+def place():
+    return OPEN.read(1) and OPEN.tell()
+"""
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """Makes a module with a file that is open and one more line, and a function that reads there."""
+    monkeypatch.syspath_prepend(tmp_path)
+    opened = []
+
+    def make(line=""):
+        name = f"open_in_a_module_{len(opened)}"
+        (tmp_path / f"{name}.py").write_text(MODULE.format(line))
+        opened.append(importlib.import_module(name))
+        read = opened[-1].place
+        return lambda settings, plan, folder: Trial(1.0, certificate(plan), read())
+
+    yield make
+    for one in opened:
+        one.OPEN.close()
+        del sys.modules[one.__name__]
+
+
+def test_all_runs_read_a_file_that_was_open_before_them_from_one_place(module):
+    """Copies of a process share the place, and the result told how many runs had read before."""
+    found = tune(module(), SPACE, **{**GIVEN, "runs": 3, "law": "fixed"}, key=KEYS[0])
+    assert [one.result for one in found.trials] == [8, 8, 8]
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="the system does not tell")
+def test_memory_that_runs_would_share_is_refused(module):
+    """A counter there told how many runs came before the best."""
+    for line in ("A = multiprocessing.RawValue('i')", "A = torch.zeros(3).share_memory_()"):
+        with pytest.raises(ArgumentError, match="memory that processes share"):
+            tune(module(line), SPACE, **GIVEN, key=KEYS[0])
+    tune(module("LOCK = multiprocessing.RLock()"), SPACE, **{**GIVEN, "runs": 1, "law": "fixed"}, key=KEYS[0])
 
 
 SEARCH = """

@@ -1,7 +1,5 @@
 """What a model may be given, what it may return, and what cannot be run on one example alone."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 import torch
@@ -148,9 +146,11 @@ class Square(torch.autograd.Function):
         return 2 * ctx.saved_tensors[0] * grad
 
 
-@dataclass
 class Record:
-    logits: torch.Tensor
+    """Of no kind that is known to hold tensors."""
+
+    def __init__(self, logits):
+        self.logits = logits
 
 
 def count(self, out, x):
@@ -216,6 +216,25 @@ def test_packed_sequences_are_refused_with_the_change():
 def test_the_batch_size_written_into_forward(function, message):
     with pytest.raises(ModelError, match=message):
         forward(Layer(function), X)
+
+
+class Characters(nn.Module):
+    """Takes and returns the state, as tutorials write it."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.LSTM(4, 2, num_layers=2, batch_first=True)
+
+    def forward(self, x, state=None):
+        return self.layer(x, state)
+
+
+def test_the_state_of_a_recurrent_layer():
+    x = torch.randn(3, 5, 4)
+    with pytest.raises(ModelError, match="leave out the first state of a recurrent layer"):
+        forward(Characters(), x, (torch.zeros(2, 3, 2), torch.zeros(2, 3, 2)))
+    with pytest.raises(ModelError, match=r"last state of a recurrent layer .* state.transpose\(0, 1\)"):
+        forward(Characters(), x)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int64])

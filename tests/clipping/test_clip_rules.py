@@ -272,6 +272,34 @@ def test_rules_from_elsewhere_are_held_to_the_bound_without_a_word(rule, engine)
     assert length <= 0.01 * (1 + 1e-6)
 
 
+class Remembering(ClipRule):
+    """Divides by the largest norm of all units that it was given."""
+
+    def __init__(self):
+        self.largest = [0.0]
+
+    def factors(self, squares, clip_norm):
+        self.largest.append(max(self.largest[-1], float(sum(squares.values()).sqrt())))
+        return {name: torch.full_like(square, clip_norm / self.largest[-1]) for name, square in squares.items()}
+
+    def describe(self):
+        return "remembering"
+
+
+def test_a_rule_from_elsewhere_remembers_no_unit_before():
+    """A hundred units of norm 1 behind one of norm 10^6: without the copies it moved the sum by 100 clip norms."""
+    cut = Cut.of(Remembering())
+    for first in (1.0, 1e6):  # and no step before
+        norms = torch.tensor([first] + [1.0] * 100, dtype=torch.float64)
+        factors, _ = cut.apply({"w": norms**2}, 0.5)
+        assert torch.equal(factors["w"] * norms, torch.full_like(norms, 0.5))
+
+
+def test_a_rule_from_elsewhere_that_cannot_be_copied_is_refused_before_anything_runs():
+    with pytest.raises(ArgumentError, match="cannot be copied"):
+        Cut.of(Given(i for i in range(3)))
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_rule_from_elsewhere_with_coordinates_is_refused_before_anything_runs(engine):
     with pytest.raises(ArgumentError, match="coordinates of its own: only Adaptive"):

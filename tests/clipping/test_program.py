@@ -13,6 +13,7 @@ from torch import nn
 
 from anyorder.clipping import per_example, program, register_layer_rule
 from anyorder.clipping.per_example import GhostClipping
+from anyorder.errors import ModelError, TrainingError
 
 B = 6
 
@@ -143,7 +144,13 @@ def captured(module, make, **kwargs):
         if not len(clipping.programs):
             step(clipping, make(), **kwargs)
     assert len(clipping.programs) == 1, clipping.programs.refused
+    step(clipping, make(), **kwargs)  # of which the operations of both passes are written down
     return clipping
+
+
+def tapes(clipping):
+    """Whether each program has a tape."""
+    return [kept.tape is not None for kept in clipping.programs._twice.values()]
 
 
 @pytest.mark.parametrize("groups", GROUPS)
@@ -154,6 +161,7 @@ def test_replayed_batches_are_those_of_the_model_bit_for_bit(name, groups):
     module = make()
     other = copy.deepcopy(module)
     clipping, ordinary = captured(module, inputs), without(other)
+    assert tapes(clipping) == [name != "lstm"]  # whose layer writes into views of its own
     for seed in range(3):
         torch.manual_seed(seed)
         x = inputs()
@@ -302,6 +310,7 @@ def test_what_changes_between_two_batches_is_never_replayed_as_it_was(change, pa
     torch.manual_seed(0)
     module = Reads()
     clipping, x = captured(module, TABLE["mlp"][1]), torch.randn(B, 4)
+    assert tapes(clipping) == [True]
     CHANGES[change](module, patch)
     x = x.to(module.line.weight.dtype)
     torch.manual_seed(3)
@@ -664,3 +673,121 @@ def test_tensors_of_a_replayed_pass_die_when_nobody_needs_them():
     ((found),) = clipping.programs._twice.values()
     assert sum(len(ended) for *_, ended in found._steps) >= len(found._steps)
     assert math.isfinite(float(step(clipping, torch.randn(B, 4))[0].detach().sum()))
+
+
+def test_a_global_of_the_name_of_an_attribute_is_another_thing(monkeypatch):
+    """The snapshot held what a loop kept under that name, outputs perhaps, and took each batch for a change."""
+    clipping = captured(module := TABLE["own"][0](), TABLE["own"][1])
+    monkeypatch.setitem(globals(), "table", held := torch.randn(3))  # where forward reads self.table
+    for _ in range(3):
+        step(clipping, TABLE["own"][1]())
+    assert clipping.programs._changes == 0
+    clipping = captured(module, TABLE["own"][1])
+    assert not any(value is held for value in clipping.programs._snapshot._seen.values())
+
+
+# -- forward and backward ----------------------------------------------------------------------------------------------
+
+
+def loss_of(clipping, x, loss, **options):
+    """The sums of a batch with a loss of its own."""
+    got = []
+    options = {
+        "groups": torch.arange(len(x)),
+        "clip_norm": 0.7,
+        "scale": float(len(x)),
+        "receive": got.append,
+    } | options
+    loss(clipping.forward((x,), {}, **options)).backward()
+    return got[0]
+
+
+LOSSES = {
+    "expanded": lambda y: y.sum() / 10,
+    "transposed": lambda y: (y.mT.contiguous() * torch.arange(3.0)[:, None]).sum() / 10,
+    "a part": lambda y: y[::2, 1].exp().sum() / 10,
+    "twice": lambda y: (y * y.detach()).sum() / 10 + y.square().mean(),
+    "negated": lambda y: torch.complex(y, y).conj().imag.square().sum() / 10,
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_tape_takes_the_gradients_of_any_loss(name):
+    torch.manual_seed(0)
+    module = TABLE["mlp"][0]()
+    clipping, ordinary = captured(module, TABLE["mlp"][1]), without(copy.deepcopy(module))
+    assert tapes(clipping) == [True]
+    x = torch.randn(B, 4)
+    one, other = (loss_of(c, x, LOSSES[name]) for c in (clipping, ordinary))
+    assert tapes(clipping) == [True]
+    for key, value in one.items():
+        torch.testing.assert_close(value, other[key], rtol=1e-6, atol=1e-8)
+
+
+def test_what_is_written_between_the_passes_of_a_tape_is_refused():
+    clipping = captured(module := TABLE["mlp"][0](), TABLE["mlp"][1])
+
+    def forward():
+        x = torch.randn(B, 4)
+        options = {"groups": torch.arange(B), "clip_norm": 0.7, "scale": 1.0, "receive": lambda sums: None}
+        return x, clipping.forward((x,), {}, **options)
+
+    x, y = forward()
+    x.mul_(2)
+    with pytest.raises(TrainingError, match="cannot run"):
+        y.sum().backward()
+    x, y = forward()
+    with torch.no_grad():
+        module[0].weight.mul_(2)
+    with pytest.raises(TrainingError, match="cannot run"):
+        y.sum().backward()
+    x, y = forward()
+    with pytest.raises(RuntimeError, match="modified inplace"):
+        y.mul_(2)
+    y.sum().backward(retain_graph=True)
+    with pytest.raises(TrainingError, match="second time"):
+        y.sum().backward()
+    assert tapes(clipping) == [True]
+
+
+def test_a_unit_that_is_not_finite_adds_nothing_by_a_tape():
+    torch.manual_seed(0)
+    module = TABLE["mlp"][0]()
+    clipping, ordinary = captured(module, TABLE["mlp"][1]), without(copy.deepcopy(module))
+    x = torch.randn(B, 4)
+    rows, kept = x.clone(), x[[0, 1, 3, 4, 5]]
+    rows[2, 1] = math.nan
+    sums = loss_of(clipping, rows, lambda y: y.square().sum() / 10, scale=1.0)
+    others = loss_of(ordinary, kept, lambda y: y.square().sum() / 10, scale=1.0)
+    for key, value in sums.items():
+        torch.testing.assert_close(value, others[key], rtol=1e-6, atol=1e-8)
+
+
+def test_a_large_pass_has_no_tape(monkeypatch):
+    monkeypatch.setattr(program, "TAPE_BYTES", 100)
+    clipping = captured(TABLE["mlp"][0](), TABLE["mlp"][1])
+    assert tapes(clipping) == [False]
+    for _ in range(4):
+        step(clipping, torch.randn(B, 4))
+    assert tapes(clipping) == [False]
+
+
+def test_a_batch_whose_loss_is_never_taken_leaves_no_tape():
+    clipping, x = captured(TABLE["mlp"][0](), TABLE["mlp"][1]), torch.randn(B, 4)
+    (kept,) = clipping.programs._twice.values()
+    kept.tape, kept.tries = None, 0
+    options = {"groups": torch.arange(B), "clip_norm": 0.7, "scale": 1.0, "receive": lambda sums: None}
+    clipping.forward((x,), {}, **options)
+    assert tapes(clipping) == [False]
+    step(clipping, x)
+    assert tapes(clipping) == [True]
+
+
+def test_ids_that_are_in_no_table_are_refused_and_the_tape_goes_on():
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Embedding(5, 4), nn.Flatten(), nn.Linear(8, 3))
+    clipping, ids = captured(module, lambda: torch.randint(0, 5, (B, 2))), torch.randint(0, 5, (B, 2))
+    assert tapes(clipping) == [True]
+    with pytest.raises((IndexError, ModelError)):
+        step(clipping, torch.full((B, 2), 7))
+    equal(step(clipping, ids), step(without(copy.deepcopy(module)), ids))

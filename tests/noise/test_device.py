@@ -10,7 +10,7 @@ from anyorder.noise.compiled import CompiledPath, Targets
 from anyorder.noise.torch_path import TorchPath
 from anyorder.strategy import BLT, Banded, BandedInverse, Dense, Independent, Strategy, ToeplitzBanded, Tree
 from anyorder.strategy.rescaled import Rescaled
-from anyorder.strategy.restarted import RestartedBLT
+from anyorder.strategy.restarted_blt import RestartedBLT
 from noise.steps import Steps
 from noise.steps import steps as all_steps
 

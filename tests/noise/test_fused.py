@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from anyorder.errors import ArgumentError, TrainingError
+from anyorder.errors import ArgumentError, StepsExhaustedError, TrainingError
 from anyorder.noise import NoiseSource, NoiseStream, compiled
 from anyorder.noise import stream as stream_module
 from anyorder.strategy import BLT, BandedInverse, Dense, Independent, Tree
@@ -330,3 +330,23 @@ def test_a_step_that_cannot_be_followed_is_refused_before_anything_is_done(sourc
     assert stream.t == 0
     assert torch.equal(gradient, torch.ones(300))
     stream.load_state_dict(stream.state_dict())
+
+
+@pytest.mark.parametrize("start", [0, 5, 1000])
+def test_one_vector_is_noised_as_pieces_are(start):
+    """By a call that was packed before; a new scale, and a step that was made in another way, change what is in it."""
+    one, other = (NoiseStream(Independent(6), NoiseSource(KEY), 1.5, 700, start=start) for _ in range(2))
+    for t, scale in enumerate([0.5, 0.5, 0.25, 0.25]):
+        whole = torch.linspace(-1, 1, 700)
+        pieces = [whole[:1].clone(), whole[1:333].clone(), whole[333:].clone()]
+        if t == 2:
+            assert one.next().tobytes() == other.next().tobytes()
+        one.add_to([whole], scale)
+        other.add_to(pieces, scale)
+        assert torch.equal(whole, torch.cat(pieces))
+    assert one.t == other.t == 5
+    with pytest.raises(ArgumentError):
+        one.add_to([torch.zeros(699)])
+    one.add_to([torch.zeros(700)])
+    with pytest.raises(StepsExhaustedError):
+        one.add_to([torch.zeros(700)])

@@ -14,7 +14,7 @@ from anyorder.noise import NoiseSource, NoiseStream
 from anyorder.noise.discrete import GridStream
 from anyorder.strategy import BLT, Banded, BandedInverse, Dense, Independent, ToeplitzBanded, Tree
 from anyorder.strategy.rescaled import Rescaled
-from anyorder.strategy.restarted import RestartedBLT
+from anyorder.strategy.restarted_blt import RestartedBLT
 
 KEY, N, SIZE, START, STD = bytes(range(32)), 6, 40_003, 2**36 - 5, 1.7  # two chunks of a thread, odd ends
 STRATEGIES = {

@@ -14,7 +14,7 @@ from anyorder.noise.lazy import Jumps, Maps
 from anyorder.strategy import BLT, Banded, BandedInverse, Dense, Independent, SquareRoot, ToeplitzBanded, Tree
 from anyorder.strategy.registry import KINDS, Structure
 from anyorder.strategy.rescaled import Rescaled
-from anyorder.strategy.restarted import RestartedBLT
+from anyorder.strategy.restarted_blt import RestartedBLT
 from anyorder.workload import Workload
 
 N = 29

@@ -404,6 +404,29 @@ def test_a_fit_that_was_killed_goes_on_bit_for_bit(tmp_path, monkeypatch):
         made(checkpoint=path).fit(X, 1 - Y)  # would use its noise on other data
 
 
+@pytest.mark.parametrize("shape", [np.asarray, sparse.csr_matrix])
+def test_a_killed_fit_does_not_go_on_over_rows_in_other_places(tmp_path, monkeypatch, shape):
+    """Rows are known by their places: who lies where a later batch is taken would come a second time."""
+    path, step, taken = tmp_path / "fit.checkpoint", LogisticRegression._step, []
+
+    def dies(self, *args):
+        if len(taken) == 1:
+            raise KeyboardInterrupt
+        taken.append(1)
+        step(self, *args)
+
+    places = np.arange(len(X))
+    places[[2, 30]] = places[[30, 2]]
+    monkeypatch.setattr(LogisticRegression, "_step", dies)
+    with pytest.raises(KeyboardInterrupt):
+        made(checkpoint=path).fit(shape(X), Y)
+    taken.clear()
+    with pytest.raises(CheckpointError, match="rows are not those") as caught:
+        made(checkpoint=path).fit(shape(X[places]), Y[places])
+    assert caught.value.changed == (2, len(X))
+    assert not taken
+
+
 def test_a_stream_goes_on_in_another_process(tmp_path):
     path = tmp_path / "stream.checkpoint"
     whole = made(horizon=9).partial_fit(X[:60], Y[:60]).partial_fit(X[60:100], Y[60:100])

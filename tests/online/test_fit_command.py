@@ -267,6 +267,15 @@ def test_a_user_is_one_unit_and_comes_no_more_often_than_allowed(tmp_path):
         fit(settings(path, max_participations=2), tmp_path / "other")
 
 
+def test_a_name_that_is_typed_in_two_ways_is_one_user(tmp_path):
+    """Counted as two, the second one was refused by the ledger in the midst of the run, which stopped there."""
+    lines = [f"u{i},{i % 101},clerk,no" for i in range(64)]
+    lines[2], lines[50], lines[60] = (f"{name},40,clerk,yes" for name in ("Jose\u0301", "Jos\u00e9", " Jos\u00e9 "))
+    fit(settings(write(tmp_path / "t.csv", lines), user_key="id"), tmp_path / "run", key=KEY)
+    found = verify(tmp_path / "run" / "run.privacy.json", evidence=tmp_path / "run" / "secret" / "run.evidence.json")
+    assert found.evidence.receipt("Jos\u00e9").steps == (0,)
+
+
 def visits(path):
     """Ten users in each of eight batches of 20, with two rows in each; every user comes in four of the batches."""
     rng = np.random.default_rng(3)
@@ -550,6 +559,16 @@ def test_a_fit_whose_checkpoint_was_lost_is_not_begun_anew(tmp_path):
     (tmp_path / "run" / "secret" / "checkpoint.pt").unlink()
     with pytest.raises(CheckpointError, match="and the run took steps"):
         resume_fit(tmp_path / "run")
+
+
+def test_a_user_whose_name_is_typed_in_two_ways_is_one(tmp_path):
+    """In one step, as the plan has it; and no error tells that there is such a user."""
+    rows = [("Zo\u00eb" if i < 50 else "Zoe\u0308" if i == 150 else f"u{i}") + row[row.index(",") :]
+            for i, row in enumerate(ROWS)]  # fmt: skip
+    write(tmp_path / "t.csv", rows)
+    names = {name for rows in table(tmp_path / "t.csv", user_key="id").batches(50, 200) for name in rows.users}
+    assert {name for name in names if name.startswith("Z")} == {"Zo\u00eb"}
+    assert fit(settings(tmp_path / "t.csv", user_key="id"), tmp_path / "run").model is not None
 
 
 class _StopsAt(Observer):

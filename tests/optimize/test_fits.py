@@ -6,10 +6,9 @@ from anyorder.errors import ArgumentError, PlanError
 from anyorder.optimize import choose, fit
 from anyorder.optimize.candidates import fit_named
 from anyorder.participation import FixedOrder, KnownOrder, MinSeparation, SingleEpoch
-from anyorder.strategy import BLT, Banded, Dense, Independent, SquareRoot, Tree
+from anyorder.strategy import BLT, Banded, Dense, Independent, Tree
 from anyorder.strategy.error import rmse
-from anyorder.strategy.registry import KINDS
-from anyorder.strategy.rescaled import Rescaled
+from anyorder.strategy.registry import KINDS, Kind
 from anyorder.workload import prefix_sum
 
 A, ORDER = prefix_sum(24), FixedOrder(24, k=2, b=12)
@@ -45,11 +44,12 @@ def test_kinds(words: str, kind: type) -> None:
     assert type(fit_named(words, A, ORDER)) is kind
 
 
-def test_every_kind_of_strategy_is_fitted_or_known_not_to_be() -> None:
+def test_every_row_of_a_strategy_says_how_it_is_fitted_or_that_it_is_not() -> None:
     names = [kind.fit.name for kind in KINDS if kind.fit is not None]
     assert len(set(names)) == len(names)
-    without = {Independent, SquareRoot, Rescaled}  # nothing to fit; scales come with `rescale`
-    assert {kind.cls for kind in KINDS if kind.fit is None} == without
+    said = {name: value for name, value in KINDS[0]._asdict().items() if name != "fit"}
+    with pytest.raises(TypeError, match="'fit'"):
+        Kind(**said)
 
 
 def test_what_is_refused() -> None:

@@ -10,7 +10,7 @@ from anyorder.participation import EpochShuffle, FixedOrder
 from anyorder.strategy import error
 from anyorder.strategy.dense import fit_dense
 from anyorder.strategy.error import row_variances
-from anyorder.strategy.restarted import RestartedBLT, _EpochLoss, epoch_gram, fits_restarted
+from anyorder.strategy.restarted_blt import RestartedBLT, _EpochLoss, epoch_gram, fits_restarted
 from anyorder.strategy.sensitivity import sensitivity
 from optimize.test_toeplitz import slope
 
@@ -45,7 +45,7 @@ def test_later_steps_are_seen_through_velocity_and_iterate(
     A = W.Workload(60, **WORKLOADS[options])
     whole = A.matrix()[:, start : start + s]
     np.testing.assert_allclose(epoch_gram(A, start, s), whole.T @ whole, rtol=1e-12, atol=1e-12)
-    monkeypatch.setattr("anyorder.strategy.restarted.DENSE_STEPS", 10)
+    monkeypatch.setattr("anyorder.strategy.restarted_blt.DENSE_STEPS", 10)
     np.testing.assert_allclose(epoch_gram(A, start, s), whole.T @ whole, rtol=1e-8, atol=1e-9)
 
 

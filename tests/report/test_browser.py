@@ -2,8 +2,8 @@
 
 import pytest
 
-from anyorder.app import Shown, html_report
-from anyorder.app.report import Attacked, html_refusal
+from anyorder.app import html_report
+from anyorder.app.report import Attacked, Shown, html_refusal
 from browser import Watched, chromium, served
 from report.pages import claims
 

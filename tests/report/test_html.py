@@ -11,7 +11,7 @@ import pytest
 import anyorder as ao
 from anyorder.accounting import gdp_epsilon, gdp_mu
 from anyorder.accounting.poisson import poisson_epsilon
-from anyorder.app import Shown, html_report
+from anyorder.app import html_report
 from anyorder.app.cards import MEANS, best_guess
 from anyorder.app.charts import (
     Axis,
@@ -25,7 +25,7 @@ from anyorder.app.charts import (
     sampled_noise,
     tag,
 )
-from anyorder.app.report import Attacked, html_refusal
+from anyorder.app.report import Attacked, Shown, html_refusal
 from anyorder.budget.claim import SearchCertificate, SearchClaim
 from anyorder.budget.laws import Geometric
 from anyorder.errors import PlanError

@@ -8,10 +8,10 @@ from html import unescape
 import pytest
 
 from anyorder.accounting.amplification.methods import MonteCarlo
-from anyorder.app import Shown, html_report
+from anyorder.app import html_report
 from anyorder.app.cards import best_guess, receipt_facts, search_verdict, verdict, whom
 from anyorder.app.charts import _examples
-from anyorder.app.report import Attacked, _percent
+from anyorder.app.report import Attacked, Shown, _percent
 from anyorder.budget.claim import SearchCertificate
 from anyorder.budget.laws import Fixed
 from anyorder.formatting import rounded_up

@@ -8,20 +8,24 @@ import signal
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
 from anyorder.app import Settings, folder, train
 from anyorder.app import job as models
+from anyorder.app.data import load
 from anyorder.app.job import Observer, resume
 from anyorder.errors import AnyorderError, ArgumentError, CheckpointError, MissingDependencyError, ModelError
 from anyorder.plan.certificate import verify
 from anyorder.plan.plan import Plan
 from anyorder.release.files import RunFiles
 from processes import run as run_python
+from run.stopping import StopAt
 
 KEY = bytes(range(32))
 FILES = {
@@ -129,6 +133,18 @@ def test_the_seed_draws_weights_and_order_and_never_the_noise(tmp_path):
     assert torch.equal(same, again)
     assert not torch.equal(same, noise)
     assert same_order == again_order == noise_order != other_order
+
+
+def test_a_run_is_not_resumed_over_examples_in_other_places(tmp_path, monkeypatch):
+    with pytest.raises(KeyboardInterrupt):
+        train(small(epochs=1), tmp_path / "run", observer=StopAt(2))
+    data = load("digits")
+    moved = TensorDataset(*(tensor.roll(700, 0) for tensor in data.train.tensors))
+    monkeypatch.setattr(models, "make_data", lambda settings, given=None: replace(data, train=moved))
+    with pytest.raises(CheckpointError, match="rows of the data set are not those"):
+        resume(tmp_path / "run")
+    monkeypatch.undo()
+    assert resume(tmp_path / "run").steps
 
 
 @pytest.mark.parametrize(

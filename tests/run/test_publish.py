@@ -81,6 +81,23 @@ def test_other_weights_beside_a_certificate_do_not_pass(run, tmp_path):
     assert "a model belongs to a certificate" in invoke("verify", run / "plan.json", "--model", run / "model.pt").stderr
 
 
+def test_a_search_whose_certificate_was_altered_is_not_published(tmp_path):
+    search = tmp_path / "search"
+
+    def trial(settings, plan, folder):
+        return ao.budget.Trial(0.0, Certificate(plan, plan.n, "1" * 32, "0" * 64, "0" * 64))
+
+    given = {"epsilon": 8.0, "delta": 1e-6, "runs": 1, "law": "fixed", "score": "public"}
+    ao.tune(trial, {"batch_size": [4]}, plan={"dataset_size": 12, "epochs": 1}, folder=search, **given)
+    assert invoke("publish", search).exit_code == 0
+    file = search / "search.privacy.json"
+    file.write_text(file.read_text().replace('"delta": 1e-06', '"delta": 1e-09'))
+    done = invoke("publish", search, "--to", tmp_path / "other")
+    assert done.exit_code == 1
+    assert "was altered" in done.stderr
+    assert not (tmp_path / "other").exists()
+
+
 def older(run, tmp_path):
     found = Certificate.load(run / "run.privacy.json")
     path = tmp_path / "older.privacy.json"
@@ -128,3 +145,10 @@ def test_nothing_in_the_file_of_a_model_is_executed(run):
     done = invoke("verify", run / "run.privacy.json", "--model", run / "model.pt")
     assert done.exit_code == 1
     assert "cannot be read" in done.stderr
+
+
+def test_what_was_withdrawn_is_neither_verified_nor_published(run):
+    done = invoke("withdraw", run / "run.privacy.json", "--reason", "a person was in it twice")
+    assert done.exit_code == 0, done.output
+    assert "a person was in it twice" in invoke("verify", run / "run.privacy.json").stderr
+    assert invoke("publish", run).exit_code == 1

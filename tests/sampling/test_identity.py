@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 import anyorder as ao
 from anyorder.errors import CheckpointError, LoaderError
-from anyorder.sampling import identity
-from anyorder.sampling.identity import digest_of
+from anyorder.sampling import row_digests
+from anyorder.sampling.row_digests import digest_of
 
 N, B, EPOCHS = 40, 8, 2
 KEY = bytes(range(32))
@@ -55,7 +55,8 @@ KINDS = {
 
 
 def start(dataset, checkpoint=None, *, epochs=EPOCHS, order="fixed", **options):
-    plan = ao.plan(order=order, dataset_size=N, batch_size=B, epochs=epochs, epsilon=4, delta=1e-5, mechanism="tree")
+    size = {} if epochs is None else {"dataset_size": N, "epochs": epochs}
+    plan = ao.plan(order=order, batch_size=B, **size, epsilon=4, delta=1e-5, mechanism="tree")
     torch.manual_seed(0)
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -125,8 +126,8 @@ def test_a_data_set_that_is_shuffled_between_epochs_is_refused(workers):
 
 
 def test_of_a_large_data_set_more_rows_are_kept_with_each_epoch(tmp_path, monkeypatch):
-    monkeypatch.setattr(identity, "_SECONDS", 0.0)
-    monkeypatch.setattr(identity, "_CHUNK", 2)
+    monkeypatch.setattr(row_digests, "_SECONDS", 0.0)
+    monkeypatch.setattr(row_digests, "_CHUNK", 2)
     run = start(KINDS["list"](np.arange(N)), tmp_path / "run")
     few = len(run[3].rows.state_dict()["names"])
     assert 32 <= few < N
@@ -212,8 +213,8 @@ def test_what_differs_has_another_digest_and_a_copy_the_same():
 
 PRINTED = """
 import datetime, decimal, pathlib, types
-from anyorder.sampling import identity
-from anyorder.sampling.identity import digest_of
+from anyorder.sampling import row_digests
+from anyorder.sampling.row_digests import digest_of
 words = {f"word {i}" for i in range(50)}
 thing = types.SimpleNamespace(words=words, day=datetime.date(2026, 1, 2), path=pathlib.PurePosixPath("a/b"), by=len)
 print(digest_of([thing, decimal.Decimal("1.5"), frozenset(words)], b"key").hex())
@@ -243,3 +244,76 @@ def test_rows_that_cannot_be_read_are_the_loops_to_meet(tmp_path):
     train(run, 3)
     with pytest.raises(OSError, match="the file is gone"):
         train(run, N // B)
+
+
+class People(Dataset):
+    """Rows of which some have gone, and one may be somebody else's."""
+
+    def __init__(self, gone=(), other=None):
+        self.gone, self.other = gone, other
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, i):
+        if i in self.gone:
+            return None
+        return torch.full((3,), float(i) if i != self.other else 99.0), i % 2
+
+
+def test_who_withdrew_leaves_a_row_of_nothing_which_nobody_else_takes(tmp_path):
+    def session(dataset):
+        model = nn.Linear(3, 2)
+        engine = ao.PrivacyEngine(plan, checkpoint=tmp_path / "run", key=KEY)
+        loader = DataLoader(dataset, batch_size=B, shuffle=True)
+        given = model, torch.optim.SGD(model.parameters(), 0.1), loader
+        run = engine, *engine.make_private(*given, like=(torch.zeros(3), 0))
+        train(run, engine.step + N // B)
+        engine.save()
+        engine.close()
+        return engine.step
+
+    plan = ao.plan(loader=DataLoader(People(), batch_size=B, shuffle=True), epochs=4, epsilon=8, delta=1e-5)
+    assert session(People()) == N // B
+    assert session(People(gone={3})) == 2 * N // B
+    assert session(People(gone={3, 5})) == 3 * N // B
+    for other in (People(gone={5}, other=3), People(gone={3}, other=4)):
+        with pytest.raises(CheckpointError, match="rows of the data set are not those"):
+            session(other)
+    assert session(People(gone={5})) == 4 * N // B  # the very person may come back
+
+
+class Gaps(Photos):
+    """Every third row cannot be read, and a sampler of one's own leaves these out."""
+
+    def __getitem__(self, i):
+        if not i % 3:
+            raise OSError("the file is gone")
+        return super().__getitem__(i)
+
+
+class BetweenGaps(torch.utils.data.Sampler):
+    def __init__(self):
+        self.listed = [i for i in range(N) if i % 3]
+
+    def __iter__(self):
+        return iter(self.listed)
+
+    def __len__(self):
+        return len(self.listed)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_rows_that_cannot_be_read_hide_no_others(tmp_path, workers):
+    """One of them was enough for nothing to be compared, silently."""
+    settings = {"sampler": BetweenGaps(), "num_workers": workers, "order": ao.participation.MinSeparation(9, 1, 2)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run = start(Gaps(np.arange(N)), tmp_path / "run", epochs=None, **settings)
+        train(run, 2)
+    run[0].save()
+    run[0].close()
+    with pytest.raises(CheckpointError) as caught:
+        start(Gaps(np.roll(np.arange(N), 3)), tmp_path / "run", epochs=None, **settings)
+    changed, compared = caught.value.changed
+    assert changed == compared > (8 if workers else 24)

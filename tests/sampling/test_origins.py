@@ -17,8 +17,8 @@ from torch.utils.data import (
 
 from anyorder.errors import LoaderError
 from anyorder.participation import FixedOrder, PoissonSampling
-from anyorder.sampling.found import find_participation
 from anyorder.sampling.loader import Origins
+from anyorder.sampling.recognition import find_participation
 from anyorder.sampling.secret import secret_loader
 from sampling.loaders import SOURCE, private
 
@@ -106,6 +106,19 @@ def test_a_list_of_indices_that_is_exchanged_is_looked_up_anew():
     subset.indices = list(range(9, -1, -1))
     list(mine)
     assert [units for units, _ in calls] == [list(range(10)), list(range(9, -1, -1))]
+
+
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (1, False), (1, True)])
+def test_names_are_of_what_the_workers_read(workers, persistent):
+    """Persistent ones read what was listed when they began; under other names a row came again, and nobody saw it."""
+    subset = Subset(BASE, [0, 1, 2, 3])
+    loader = DataLoader(subset, batch_size=2, num_workers=workers, persistent_workers=persistent)
+    mine, calls = private(loader)
+    for listed in ([0, 1, 2, 3], [6, 7, 8, 9]):
+        subset.indices[:] = listed
+        read = [int(x) for (batch,) in mine for x in batch]
+        assert [unit for units, _ in calls[-2:] for unit in units] == read
+    assert read == ([0, 1, 2, 3] if persistent else [6, 7, 8, 9])
 
 
 def test_poisson_draws_from_the_loaders_own_subset():

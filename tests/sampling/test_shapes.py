@@ -149,6 +149,7 @@ REFUSED: dict[str, Any] = {
     "drops rows": (lambda r: torch.zeros(sum(len(x) > 5 for x in r), 2), "with one row"),
     "repeats": (lambda r: torch.zeros(2 * len(r), 2), "with one row"),
     "packs": (lambda r: torch.cat(r), "with one row"),
+    "detection": (lambda r: tuple(zip(*[(x[:2], x[:1]) for x in r], strict=True)), "does not stack examples"),
     "of the batch": (lambda r: (torch.zeros(len(r), 2), torch.tensor(3.0)), "with one row"),
     "other fields": (lambda r: {str(len(r[0])): torch.zeros(1)}, "other fields"),
     "other types": (lambda r: torch.zeros(1, 2) if len(r[0]) > 5 else [torch.zeros(1, 2)], "other types"),

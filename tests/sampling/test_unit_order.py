@@ -12,7 +12,7 @@ import anyorder as ao
 from anyorder.errors import ArgumentError, LoaderError, ParticipationError, PlanError
 from anyorder.participation import KnownOrder
 from anyorder.sampling import EpochShuffleSampler, UnitOrderSampler
-from anyorder.sampling.found import find_participation
+from anyorder.sampling.recognition import find_participation
 
 
 def steps_of(ids, sampler):

@@ -8,7 +8,7 @@ import pytest
 
 from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, SingleEpoch
 from anyorder.patterns import Participation
-from anyorder.strategy.restarted import RestartedBLT
+from anyorder.strategy.restarted_blt import RestartedBLT
 from anyorder.strategy.sensitivity import sensitivity, unit_sensitivities
 from oracles import attained_squared
 
@@ -64,7 +64,7 @@ def test_steps_of_one_unit_in_one_epoch_correlate() -> None:
 def test_counts_are_never_below(participation: Participation, monkeypatch: pytest.MonkeyPatch) -> None:
     strategy = make(6)
     true = sensitivity(strategy, participation)
-    monkeypatch.setattr(import_module("anyorder.strategy.restarted"), "DENSE_STEPS", 10)
+    monkeypatch.setattr(import_module("anyorder.strategy.restarted_blt"), "DENSE_STEPS", 10)
     counted = sensitivity(strategy, participation)
     assert not counted.exact or counted.value == pytest.approx(true.value)
     assert true.value <= counted.value * (1 + 1e-12) < 2 * true.value

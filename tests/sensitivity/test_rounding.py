@@ -13,7 +13,7 @@ from anyorder.strategy import BLT, Banded, BandedInverse, Dense, Independent, Sq
 from anyorder.strategy.low_rank import BandedLowRank
 from anyorder.strategy.registry import kind_of
 from anyorder.strategy.rescaled import Rescaled
-from anyorder.strategy.restarted import RestartedBLT
+from anyorder.strategy.restarted_blt import RestartedBLT
 from anyorder.strategy.sensitivity import rounding, sensitivity
 from laws.cases import PARTICIPATIONS, STRATEGIES
 from oracles import attained_squared

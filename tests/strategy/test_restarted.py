@@ -6,7 +6,7 @@ from scipy.linalg import toeplitz
 
 from anyorder.errors import ArgumentError
 from anyorder.strategy import BLT
-from anyorder.strategy.restarted import RestartedBLT
+from anyorder.strategy.restarted_blt import RestartedBLT
 
 GOOD = {
     "decays": [[0.9, 0.2], [0.8, 0.3]], "scales": [[0.3, 0.4], [0.1, 0.2]], "totals": [1.5, 0.0], "shares": [2.0, 0.5],

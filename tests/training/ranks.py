@@ -29,7 +29,7 @@ from anyorder.errors import (
 )
 from anyorder.participation import MinSeparation, PoissonSampling
 from anyorder.strategy import BLT, Independent, Tree
-from anyorder.strategy.restarted import RestartedBLT
+from anyorder.strategy.restarted_blt import RestartedBLT
 
 KEY = bytes(range(32))
 N, B, EPOCHS = 24, 4, 3  # B examples in a step, on all ranks together

@@ -18,7 +18,7 @@ from anyorder.noise import NoiseSource
 from anyorder.participation import EpochShuffle, MinSeparation, PoissonSampling
 from anyorder.strategy import BLT, Banded, Independent, SquareRoot, Tree
 from anyorder.strategy.rescaled import Rescaled
-from anyorder.strategy.restarted import RestartedBLT
+from anyorder.strategy.restarted_blt import RestartedBLT
 
 KEY = bytes(range(32))
 N, B, EPOCHS = 24, 4, 3

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import anyorder as ao
 from anyorder.errors import ArgumentError, TrainingError
 from anyorder.participation import MinSeparation
-from anyorder.sampling.loader import Batch, BatchIdentity
+from anyorder.sampling.batch_identity import Batch, BatchIdentity
 from training.test_engine import KEY, clipped_sum, network, weights
 
 ROWS, B = 24, 4

@@ -7,7 +7,9 @@ the relation allows.
 
 import hashlib
 import random
+import sys
 from functools import partial
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -30,6 +32,8 @@ from anyorder.sampling.draws import (
 N, B, OTHER, CLIP = 24, 8, 5, 0.1
 KEY = bytes(range(32))
 GLOBAL = random.Random(3)
+AUGMENTATIONS = sys.modules["augmentations_of_a_test"] = ModuleType("augmentations_of_a_test")
+AUGMENTATIONS.generator = np.random.default_rng(1)
 
 
 def by_torch(owner, high):
@@ -69,6 +73,40 @@ def by_held(owner, high):
     return owner.own["transforms"][0](high)
 
 
+def by_module(owner, high):
+    return int(AUGMENTATIONS.generator.integers(high))
+
+
+def by_import(owner, high):
+    from augmentations_of_a_test import generator
+
+    return int(generator.integers(high))
+
+
+class Settings:
+    generator = np.random.default_rng(1)
+    function = staticmethod(lambda high: Settings.inner.generator.randrange(high))
+
+    class inner:
+        generator = random.Random(1)
+
+
+def by_class(owner, high):
+    return int(Settings.generator.integers(high))
+
+
+def by_function_of_class(owner, high):
+    return Settings.function(high)
+
+
+def by_bound(owner, high):
+    return int(owner.own() * high)
+
+
+def by_bits(owner, high):
+    return owner.own.random_raw() % high
+
+
 PROCESS = by_torch, by_numpy, by_python, by_normals
 HELD = {
     "torch": (by_own_torch, lambda: torch.Generator().manual_seed(1)),
@@ -77,6 +115,12 @@ HELD = {
     "python": (by_own, lambda: random.Random(1)),
     "deep": (by_held, lambda: {"transforms": [partial(random.Random.randrange, random.Random(1))]}),
     "global": (by_global_name, lambda: None),
+    "bound method": (by_bound, lambda: random.Random(1).random),
+    "bits": (by_bits, lambda: np.random.PCG64(1)),
+    "module": (by_module, lambda: None),
+    "import": (by_import, lambda: None),
+    "class": (by_class, lambda: None),
+    "function of a class": (by_function_of_class, lambda: None),
 }
 
 

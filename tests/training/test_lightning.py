@@ -204,6 +204,33 @@ def test_copies_of_a_stream_that_is_fetched_ahead_are_refused(tmp_path):
     assert privacy.engine.step == 0
 
 
+class Encoded(Module):
+    """Layers with names of their own, and one module around them."""
+
+    def __init__(self, whole):
+        super().__init__()
+        del self.net
+        self.whole, self.encoder, self.head = whole, nn.Linear(8, 4), nn.Linear(4, 3)
+        self.net = nn.Sequential(self.encoder, nn.Tanh(), self.head)
+
+    def training_step(self, batch, index):
+        scores = self.net(batch[0]) if self.whole else self.head(self.encoder(batch[0]).tanh())
+        return nn.functional.cross_entropy(scores, batch[1])
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_layers_with_a_second_name(tmp_path, whole):
+    privacy = PrivacyCallback(planned(), network="net", key=KEY)
+    module, batches = privacy.make_private(Encoded(whole), loader())
+    if whole:
+        trainer(privacy, tmp_path).fit(module, batches)
+        assert privacy.engine.step == EPOCHS * STEPS
+    else:
+        with pytest.raises(TrainingError, match="call model"):
+            trainer(privacy, tmp_path).fit(module, batches)
+        assert privacy.engine.step == 0
+
+
 def test_refusals(tmp_path):
     with pytest.raises(ArgumentError, match="network must name"):
         PrivacyCallback(planned(), network="other").make_private(Module(), loader())

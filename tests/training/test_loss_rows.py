@@ -8,6 +8,7 @@ import copy
 import dataclasses
 import gc
 import io
+import itertools
 import json
 import types
 import warnings
@@ -607,6 +608,37 @@ def test_losses_that_are_run_row_by_row(name):
 @pytest.mark.parametrize("name", REFUSED)
 def test_losses_that_couple_are_refused(name):
     check(REFUSED[name], "refused")
+
+
+@pytest.mark.parametrize("losses", [MAPPED, REFUSED, ROW_BY_ROW], ids=["mapped", "refused", "row by row"])
+def test_a_loss_that_comes_when_batches_are_replayed_is_judged_as_in_the_first(losses):
+    for name in list(losses) if losses is ROW_BY_ROW else list(losses)[::4]:
+        found = [run(late(losses[name]), replaced, steps=8) for replaced in (False, True)]
+        (kept,) = {kept for _, kept in found}
+        assert kept in ("mapped" if losses is MAPPED else "refused", "mapped" if losses is ROW_BY_ROW else ""), name
+        if kept == "refused":
+            assert found[0] == found[1], name
+        else:
+            others = torch.arange(B) != UNIT
+            assert torch.equal(found[0][0][:, others], found[1][0][:, others]), name
+
+
+def late(loss):
+    """A loss that is another one in the first six batches."""
+    calls = itertools.count()
+    return lambda out, y, x, m: F.cross_entropy(out[:, 0], classes(y)) if next(calls) < 6 else loss(out, y, x, m)
+
+
+def test_gradients_that_come_by_ways_of_their_own_are_refused_when_batches_are_replayed():
+    """Nothing of the loss is written down: what comes to the outputs is seen there alone."""
+
+    def by_hand(out, y, x, m):
+        with torch._C.DisableTorchFunctionSubclass():
+            (out * out.mean(0)).sum().backward()
+
+    words, kept = run(late(by_hand), False, steps=8)
+    assert kept == "refused"
+    assert "by a way that is not followed" in words
 
 
 @pytest.mark.parametrize("name", ROW_BY_ROW)

@@ -1,7 +1,6 @@
-"""What a loop does with a batch beside its loss: writes into the model, copies, objects, files of gradients."""
+"""What a loop does with a batch beside its loss: writes into the model, copies, objects, hooks."""
 
 import copy
-import io
 from collections import namedtuple
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -13,7 +12,6 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import anyorder as ao
-from anyorder.audit import isolation
 from anyorder.errors import ModelError
 
 ROWS = 8
@@ -184,39 +182,3 @@ def test_a_metric_of_earlier_batches_is_refused_in_batches_of_one_row_too(batch_
     private(x)
     with pytest.raises(ModelError, match="computed of the batch"):
         engine.measure(loss=torch.full((batch_size,), 1.5))
-
-
-def test_a_file_of_one_gradient_tells_of_no_huge_value():
-    """Sums by the compiled library are one vector, and others are not: which it was followed from the numbers."""
-
-    def files(huge):
-        torch.manual_seed(0)
-        _, private, optimizer, loader = private_of(nn.Linear(3, 3))
-        for x, y in loader:
-            if huge:
-                x[1] = 1e20
-            F.cross_entropy(private(x), y).backward()
-            optimizer.step()
-            file = io.BytesIO()
-            torch.save(private.module.bias.grad, file)
-            yield len(file.getvalue())
-            private.zero_grad()
-
-    assert list(files(False)) == list(files(True))
-
-
-def test_the_harness_compares_sums_in_whatever_pieces_they_come():
-    rows = [(torch.randn(5), torch.tensor(i % 3)) for i in range(8)]
-    plan = ao.plan(dataset_size=8, batch_size=4, epochs=1, epsilon=1, delta=1e-3, mechanism="tree")
-
-    def train(rows, folder):
-        model = nn.Linear(5, 3)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        private, optimizer, loader = ao.PrivacyEngine(plan).make_private(model, optimizer, DataLoader(rows, 4))
-        for x, y in loader:
-            optimizer.zero_grad()
-            F.cross_entropy(private(x), y).backward()
-            optimizer.step()
-        return model
-
-    assert not isolation.check(train, rows, rows=(3,), kinds=("huge values", "NaN")).channels

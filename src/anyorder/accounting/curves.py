@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Any, assert_never, overload
+from typing import Any, Protocol, assert_never, overload
 
 from anyorder import checks
 from anyorder.accounting.amplification.claims import Amplified, curve_losses, transforms_of, variants_of
@@ -224,11 +224,19 @@ def sampled_curve(strategy: Strategy, participation: SampledOrder, sigma: float,
     return Sampled(*parts, unit=unit, neighbours=participation.neighbours)
 
 
+class _HasCurve(Protocol):
+    """A plan, a certificate, a fitted estimator of one plan: what tells the curve of its mechanism."""
+
+    @property
+    def curve(self) -> Curve:
+        """Of the mechanism as planned."""
+
+
 @overload
-def compose(*parts: Curve) -> Curve: ...
+def compose(*parts: Curve | _HasCurve) -> Curve: ...
 @overload
 def compose(*parts: float) -> float: ...
-def compose(*parts: Curve | float) -> Curve | float:
+def compose(*parts: Curve | _HasCurve | float) -> Curve | float:
     """The curve of several mechanisms on the same units together.
 
         Gaussian(mu_1), Gaussian(mu_2), ..   ->  Gaussian(sqrt(mu_1^2 + mu_2^2 + ..))    [Dong, Roth, Su 2022, Cor. 3.3]
@@ -242,13 +250,14 @@ def compose(*parts: Curve | float) -> Curve | float:
     and one unit of privacy: of two that differ (zero-out here, add-or-remove there) no curve of both follows, and
     they are refused. So: select, then release; a noisy count beside a training; several plans on the same people.
 
-        compose(plan_a.curve, plan_b.curve).epsilon(1e-5)
+        compose(plan_a, plan_b).epsilon(1e-5)
 
     What is *inside* one mechanism does not count twice: `Adaptive` clip norms are a coordinate of the vector that is
     released, paid for by the plan itself.
 
     Args:
-        parts: curves, at least one; every mechanism that one unit can enter. Or numbers, for `compose_mus`.
+        parts: curves, or plans and certificates, whose `curve` counts; at least one, and every mechanism that one unit
+            can enter. Or numbers, for `compose_mus`.
     Returns: a curve, never below the true one.
     Raises: ArgumentError where relation or unit differ, or numbers stand beside curves.
 
@@ -256,7 +265,8 @@ def compose(*parts: Curve | float) -> Curve | float:
         >>> compose(Gaussian(3.0), Gaussian(4.0))
         Gaussian(mu=5.0, neighbours='zero-out', unit='example')
     """
-    curves = [part for part in parts if isinstance(part, Curve)]
+    told = [part if isinstance(part, Curve) else getattr(part, "curve", part) for part in parts]
+    curves = [part for part in told if isinstance(part, Curve)]
     if not curves:
         return compose_mus(*parts)  # type: ignore[arg-type]
     if len(curves) < len(parts):

@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from anyorder.app.charts import AuditSummary, plot_audit
     from anyorder.app.federation import by_key
     from anyorder.app.job import Settings, resume, train
-    from anyorder.app.report import Shown, html_report
+    from anyorder.app.report import html_report
 
 __all__ = [
-    "AuditSummary", "Settings", "Setup", "Shown", "audit_inputs", "audit_training", "by_key", "html_report",
+    "AuditSummary", "Settings", "Setup", "audit_inputs", "audit_training", "by_key", "html_report",
     "plot_audit", "resume", "train", "with_canaries",
 ]  # fmt: skip
 
@@ -23,7 +23,7 @@ _MODULES = {
     "charts": ["AuditSummary", "plot_audit"],
     "federation": ["by_key"],
     "job": ["Settings", "resume", "train"],
-    "report": ["Shown", "html_report"],
+    "report": ["html_report"],
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

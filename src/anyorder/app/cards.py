@@ -254,6 +254,8 @@ def verdict(found: Verification, fresh: bool = False) -> tuple[list[str], list[s
     unseen += [f"stated by the owner: {told}" for told in _promises(found.certificate)]
     if found.certificate is not None and found.certificate.isolation is not None:
         unseen += ["that examples were kept apart as the card says, by code that keeps nothing of one for another"]
+    if found.note:
+        unseen += ["the note of withdrawal beside it, which does not show that the run's owner wrote it"]
     named = "record" not in found.plan.on_device
     if found.plan.on_device:
         unseen += [f"what the plan trusts: {trusted_text(found.plan.on_device)}"]

@@ -276,7 +276,7 @@ def by_key(keys: Iterable[Hashable]) -> dict[int | str, NDArray[np.int64]]:
     """
     found: dict[Hashable, list[int]] = {}
     for place, key in enumerate(keys):
-        found.setdefault(key, []).append(place)
+        found.setdefault(checks.name_of_unit(key) if isinstance(key, str) else key, []).append(place)
     if not found:
         raise ArgumentError("keys must name the user of at least one row, got none")
     whole = all(isinstance(key, (int, np.integer)) and not isinstance(key, bool) for key in found)

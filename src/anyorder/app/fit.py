@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from hashlib import blake2b, sha256
+from hashlib import sha256
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -28,6 +28,7 @@ from anyorder.online.regret import usual_regularization
 from anyorder.participation import MinSeparation
 from anyorder.plan.plan import Plan
 from anyorder.plan.planner import plan as make_plan
+from anyorder.sampling.row_digests import digests_of
 
 # ----------------------------------------------------------------------------------------------------
 # The bounds file of `anyorder fit`: what is public of a table, written by a person and never read off data.
@@ -290,7 +291,7 @@ class CsvTable:
             if cells is None or len(cells) != width:
                 continue
             if users is not None and user is not None:
-                if not (name := cells[user].strip()):
+                if not (name := checks.name_of_unit(cells[user])):
                     continue
                 users[i] = name  # it took part, whatever stands in the other cells
             try:
@@ -844,8 +845,7 @@ class _LinesSeen:
         return int(np.count_nonzero(before[: len(now)] != now))
 
     def _digests(self, rows: RowBatch) -> NDArray[np.int64]:
-        digests = (blake2b(line or b"", digest_size=8, key=self._key).digest() for line in rows.lines)
-        return np.frombuffer(b"".join(digests), "<i8").astype(np.int64)
+        return digests_of((line or b"" for line in rows.lines), self._key)
 
 
 def _units(rows: RowBatch, came: Counter[str], most: int) -> tuple[Any, NDArray[np.intp]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from anyorder.app import folder
 from anyorder.app.cli.verification import check_model
 from anyorder.app.fit import MODEL as LINEAR_MODEL
+from anyorder.budget.claim import SearchCertificate
 from anyorder.budget.search import CERTIFICATE as SEARCH
 from anyorder.budget.search import REPORT
 from anyorder.errors import ArgumentError, CertificateError
@@ -37,9 +38,11 @@ def publish(run: Path, to: Path) -> tuple[list[str], list[str]]:
         raise ArgumentError(f"{run} has no certificate ({folder.CERTIFICATE}): publish a run that has ended")
     if folder.CERTIFICATE in shown:
         certificate = verify(run / folder.CERTIFICATE, large=True).certificate
-        models = [name for name in (folder.MODEL, LINEAR_MODEL) if name in shown]
-        if certificate is not None and certificate.weights and models:
-            check_model(certificate, run / models[0])
+        for name in (folder.MODEL, LINEAR_MODEL):
+            if certificate is not None and certificate.weights and name in shown:
+                check_model(certificate, run / name)
+    if SEARCH in shown:
+        SearchCertificate.load(run / SEARCH, large=True)
     secrets = _secrets(run)
     for name in shown:
         path = run / name

@@ -82,7 +82,7 @@ class Shown:
     notes: tuple[str, ...] = ()
 
 
-def html_report(claim: Plan | Certificate | SearchCertificate, shown: Shown | None = None) -> str:
+def html_report(claim: Plan | Certificate | SearchCertificate, shown: Shown | None = None, *, title: str = "") -> str:
     """The report of a run, a plan or a search as a page of HTML in one text: no script, nothing from elsewhere.
 
     It says what is promised to whom, what that rests on, how to check it, and draws noise, order and curve. All text
@@ -90,12 +90,13 @@ def html_report(claim: Plan | Certificate | SearchCertificate, shown: Shown | No
 
     Args:
         claim: `Certificate.load(path)`, or what `engine.certificate()` gave: their numbers were recomputed.
-        shown: public results and settings to show beside it.
+        shown: public results and settings to show beside it, as the files of a run have them.
+        title: of the page, where nothing is shown beside it.
     Returns: the text of a file, below 60 kB; no key, seed, path, name of a machine, time, count or id of a unit is in
         it, but what the certificate itself holds.
     Cost: about half a second for 1000 steps.
     """
-    shown = shown or Shown()
+    shown = shown or Shown(title=title)
     match claim:
         case Plan() | Certificate():
             return _run_page(claim, shown)

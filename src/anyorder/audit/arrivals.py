@@ -155,8 +155,8 @@ def _planned(
         indices: that may come, or all.
         names: of each of them, the number of its unit; None where all differ.
     """
-    from anyorder.sampling.found import participation_of, planned_order
     from anyorder.sampling.read_loader import check_loader
+    from anyorder.sampling.recognition import participation_of, planned_order
 
     try:
         check_loader(loader)

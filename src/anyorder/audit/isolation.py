@@ -313,12 +313,10 @@ def _released(run: _Run, first: _Run | None) -> Iterator[None]:
         return replace(theirs, parts=[replace(a, table=b.table) for a, b in zip(theirs.parts, parts, strict=True)])
 
     def taken(self: Release, units: Any, own: list[Tensor], place: str = "Release.step", tables: Any = ()) -> Any:
-        # In how many pieces a dense sum comes is of no account: none of them is told from the others by what follows.
-        dense = [torch.cat([x.detach().reshape(-1).cpu() for x in own])] if own else []
-        step = sums(self, units, dense, self._in_order(tables))
-        pieces = torch.split(step.own[0], [x.numel() for x in own]) if own else ()
-        given = [x.clone().view(y.shape).to(y.device) for x, y in zip(pieces, own, strict=True)]
-        return take(self, units, given, place, step.parts)
+        step = sums(self, units, own, self._in_order(tables))
+        return take(
+            self, units, [x.clone().to(y.device) for x, y in zip(step.own, own, strict=True)], place, step.parts
+        )
 
     def taken_rows(self: Release, units: Any, asked: Any) -> Any:
         step = sums(self, units, [torch.from_numpy(asked.rows), asked.values], ())

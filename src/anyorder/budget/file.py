@@ -167,8 +167,9 @@ class Budget:
                 not entered, or a curve.
             name: for people, up to 200 characters.
             run: a word of the run, up to 80 letters and digits: asked for again under the same word, as after a kill,
-                it is not charged again; and under it the run can be settled. A certificate, of step 0 too, has the
-                fingerprint of its noise instead.
+                it is not charged again; and under it the run can be settled. One word is one noise key: a program
+                that keeps no checkpoint is another run at every start. A certificate, of step 0 too, has the
+                fingerprint of its noise instead, so that each key has its own entry.
             named: whether the units of a `KnownOrder` are their names, the same in every plan. A plan that was read
                 from a public file has numbers for them, which are not; None: not if they look like such numbers.
         Returns: what is left after it.

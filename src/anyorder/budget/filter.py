@@ -16,6 +16,9 @@ choice made with the outputs in hand.
 
 **Neither for several laws at once.** No filter is known for loss distributions or trade-off functions in general; to
 compose them and to stop at the limit is wrong where curves are chosen adaptively.
+
+Here are the numbers alone. The sums over a budget's entries are kept by `account.Account`, whose `Totals` say what one
+entry more comes to; `file.Budget.spend` admits it or refuses it, under the lock of the file.
 """
 
 import math

@@ -75,9 +75,21 @@ class Fixed:
         return f"{counted(self.runs, 'run')}, all of which may be shown"
 
 
+class _OfEtaAndGamma:
+    """What the laws of one family share, which differ in eta."""
+
+    def pgf(self: Any, x: float) -> float:
+        """E[x^K] for x in [0, 1]."""
+        return _negative_binomial_pgf(self.eta, self.gamma, x)
+
+    def draw(self: Any, source: NoiseSource, row: int = 0) -> int:
+        """One K, with exactly these chances, from the words of a row of the source: keep it as secret as the data."""
+        return _draw(lambda digits: _negative_binomial_chances(self.eta, self.gamma, digits), source, row)
+
+
 @final
 @dataclass(frozen=True)
-class NegativeBinomial:
+class NegativeBinomial(_OfEtaAndGamma):
     """The truncated negative binomial law of K >= 1, the law D(eta, gamma) of [Papernot, Steinke 2022, Def. 1].
 
         P(K = k) = (1 - gamma)^k / (gamma^-eta - 1) prod_{l < k} (l + eta) / (l + 1)       k = 1, 2, ..
@@ -117,14 +129,6 @@ class NegativeBinomial:
         least = math.log(_LEAST_GAMMA)
         return math.exp(bisect(lambda at: _mean_of(self.eta, at) >= self.mean, inside=least, outside=-1e-9))
 
-    def pgf(self, x: float) -> float:
-        """E[x^K] for x in [0, 1]."""
-        return _negative_binomial_pgf(self.eta, self.gamma, x)
-
-    def draw(self, source: NoiseSource, row: int = 0) -> int:
-        """One K, with exactly these chances, from the words of a row of the source: keep it as secret as the data."""
-        return _draw(lambda digits: _negative_binomial_chances(self.eta, self.gamma, digits), source, row)
-
     def to_dict(self) -> dict[str, Any]:
         """What `from_dict` reads."""
         return {"kind": self.kind, "eta": self.eta, "mean": self.mean}
@@ -136,7 +140,7 @@ class NegativeBinomial:
 
 @final
 @dataclass(frozen=True)
-class Geometric:
+class Geometric(_OfEtaAndGamma):
     """P(K = k) = gamma (1 - gamma)^(k - 1), gamma = 1 / mean: `NegativeBinomial` of eta = 1.
 
     Attributes:
@@ -157,14 +161,6 @@ class Geometric:
         """1 / mean."""
         return 1 / self.mean
 
-    def pgf(self, x: float) -> float:
-        """E[x^K] for x in [0, 1]."""
-        return _negative_binomial_pgf(self.eta, self.gamma, x)
-
-    def draw(self, source: NoiseSource, row: int = 0) -> int:
-        """One K, with exactly these chances, from the words of a row of the source: keep it as secret as the data."""
-        return _draw(lambda digits: _negative_binomial_chances(self.eta, self.gamma, digits), source, row)
-
     def to_dict(self) -> dict[str, Any]:
         """What `from_dict` reads."""
         return {"kind": self.kind, "mean": self.mean}
@@ -176,7 +172,7 @@ class Geometric:
 
 @final
 @dataclass(frozen=True)
-class Logarithmic:
+class Logarithmic(_OfEtaAndGamma):
     """P(K = k) = (1 - gamma)^k / (k ln(1 / gamma)): `NegativeBinomial` in the limit eta = 0.
 
     Attributes:
@@ -196,14 +192,6 @@ class Logarithmic:
     def gamma(self) -> float:
         """The law's number, in (0, 1): the largest at which the mean is not below the one asked for."""
         return NegativeBinomial(0.0, self.mean).gamma
-
-    def pgf(self, x: float) -> float:
-        """E[x^K] for x in [0, 1]."""
-        return _negative_binomial_pgf(self.eta, self.gamma, x)
-
-    def draw(self, source: NoiseSource, row: int = 0) -> int:
-        """One K, with exactly these chances, from the words of a row of the source: keep it as secret as the data."""
-        return _draw(lambda digits: _negative_binomial_chances(self.eta, self.gamma, digits), source, row)
 
     def to_dict(self) -> dict[str, Any]:
         """What `from_dict` reads."""

@@ -266,7 +266,6 @@ def label_of(parts: list[dict[str, Any]]) -> str:
 
 _START = f'{{"format": "{FORMAT}"'.encode()
 _WAIT = 300.0  # seconds for a lock: others may compute loss distributions while they hold it
-_MARK_SIZE = 160
 
 
 class BudgetLog:
@@ -516,12 +515,7 @@ class BudgetLog:
         """After the line is on the disk, so that the mark is never ahead of it."""
         text = json.dumps({"id": self._id, "lines": len(self.lines), "chain": self._chain})
         with contextlib.suppress(OSError):  # the file is on the disk, which is what counts; an older mark is right too
-            descriptor = durable.open_shared(self.mark_path, write=True, create=True)
-            try:
-                durable.write_at(descriptor, text.ljust(_MARK_SIZE).encode(), 0)
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            durable.replace(self.mark_path, text.encode())  # whole: half of a mark would accuse the file that it guards
 
 
 _LOGS: weakref.WeakSet[BudgetLog] = weakref.WeakSet()

@@ -6,6 +6,10 @@ So one interpreter is started for a search. It loads the function, runs nothing,
 all runs begin from one and the same state, and differ by their settings and by the seeds of Python's, NumPy's and
 torch's global generators, which follow from the search's key and the run's number through a pseudorandom function.
 Where the system cannot copy processes, an interpreter is started for each run.
+
+Copies share what the system keeps but once. The place in a file that was open before the first run is put back before
+each; memory that is shared on purpose (`share_memory_()`, `multiprocessing.Value`, `numpy.memmap` in mode "r+") is
+refused, for what one run writes there the next one reads.
 """
 
 import contextlib
@@ -15,6 +19,7 @@ import pickle
 import random
 import select
 import signal
+import stat
 import struct
 import subprocess
 import sys
@@ -134,12 +139,18 @@ def serve() -> None:
         function = pickle.loads(_receive(jobs))
     except BaseException as error:
         problem = f"{type(error).__name__}: {error}"
+    if problem is None and _FORKS:
+        problem = _shared_memory()
     _send(results, _dumps(problem))
+    places = _places() if _FORKS else {}
     while problem is None:
         try:
             job = _receive(jobs)
         except EOFError:
             return
+        for descriptor, place in places.items():
+            with contextlib.suppress(OSError):  # closed since
+                os.lseek(descriptor, place, os.SEEK_SET)
         sent = mmap.mmap(-1, 1)  # shared with the copy
         child = os.fork() if _FORKS else 0
         if child == 0:
@@ -149,6 +160,35 @@ def serve() -> None:
         os.waitpid(child, 0)
         if not sent[0]:  # killed, by the system or by its own code
             _send(results, _dumps(("failed", "the process of the run ended before the run did")))
+
+
+def _shared_memory() -> str | None:
+    """What is wrong with memory that copies of this process would share; None where there is none, or no telling."""
+    try:
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    for line in maps:
+        _, rights, _, _, _, *name = line.split(maxsplit=5)
+        file = Path(name[0]) if name else Path()
+        is_lock, is_device = file.name.startswith("sem."), Path("/dev") == file.parent
+        if "w" in rights and "s" in rights and not (is_lock or (is_device and file.name != "zero (deleted)")):
+            return (
+                "it holds memory that processes share, such as share_memory_() and multiprocessing.Value make, or "
+                "numpy.memmap in mode 'r+': what one run writes there, the next one reads. Make it within the "
+                "function, or take a copy (clone(), mode 'r')"
+            )
+    return None
+
+
+def _places() -> dict[int, int]:
+    """Where each open file is read next: copies of a process share that."""
+    found = {}
+    for name in os.listdir("/dev/fd") if os.path.isdir("/dev/fd") else map(str, range(256)):
+        with contextlib.suppress(OSError):  # no file is open there
+            if int(name) > 2 and stat.S_ISREG(os.fstat(int(name)).st_mode):
+                found[int(name)] = os.lseek(int(name), 0, os.SEEK_CUR)
+    return found
 
 
 def _outcome(function: Any, job: bytes, jobs: IO[bytes]) -> bytes:

@@ -1,5 +1,10 @@
-"""How the norms of a unit's gradient become the factors by which it is multiplied."""
+"""How the norms of a unit's gradient become the factors by which it is multiplied.
 
+`Flat`, `PerGroup` and `Automatic` are factors under the plan's own norm. `Adaptive`, which users give as a rule too, is
+a schedule of norms, whose factors are `Flat`: it stands in `release/schedules.py`, and `Cut` joins the two.
+"""
+
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +25,9 @@ __all__ = ["Automatic", "ClipRule", "Cut", "Flat", "PerGroup", "Rule"]
 class ClipRule(ABC):
     """Factors such that no unit's vector, all parameters together, is longer than clip_norm.
 
-    A rule of one's own is a subclass. It is given one unit at a time, and what it leaves longer than clip_norm is cut.
+    A rule of one's own is a subclass. For each unit it is copied and given that unit alone, so that nothing that it
+    keeps in itself goes on to another unit or step; what it leaves longer than clip_norm is cut. You promise that it
+    keeps nothing elsewhere, in a global, a class, a closure or a file, and draws nothing.
     """
 
     @abstractmethod
@@ -152,7 +159,8 @@ class Cut:
     def of(cls, rule: Rule | None) -> "Cut":
         """What a rule asks for; `Flat()` at the plan's norm if None.
 
-        Raises: ArgumentError for what is no rule, and for a rule from elsewhere with coordinates: no plan has them.
+        Raises: ArgumentError for what is no rule, and for a rule from elsewhere with coordinates, which no plan has, or
+            that cannot be copied.
         """
         if type(rule) is Adaptive:
             return cls(Flat(), rule)
@@ -163,6 +171,12 @@ class Cut:
             )
         if hasattr(rule, "coordinates"):
             raise ArgumentError(f"{rule!r} has coordinates of its own: only Adaptive() may; give factors alone")
+        try:
+            copy.deepcopy(rule)
+        except Exception as problem:
+            raise ArgumentError(
+                f"{rule!r} cannot be copied, as it must be for each unit, so that it keeps nothing of others: {problem}"
+            ) from problem
         return cls(Flat() if rule is None else rule, FixedNorm())
 
     @property
@@ -202,9 +216,10 @@ class Cut:
 def _factors(rule: ClipRule, squares: Mapping[str, Tensor], clip_norm: float) -> dict[str, Tensor]:
     """The rule's factors.
 
-    A rule from elsewhere is given one unit at a time: factors that depend on other units' norms would let one unit move
-    what all others add. A unit that it leaves longer than clip_norm is cut to it, and one whose factors are not numbers
-    adds zero: silently, since an error would tell of that unit.
+    A rule from elsewhere is given one unit at a time, and each unit a copy of the rule: factors that depend on other
+    units' norms, of this step or of earlier ones, would let one unit move what all others add. A unit that it leaves
+    longer than clip_norm is cut to it, and one whose factors are not numbers adds zero: silently, since an error would
+    tell of that unit.
 
     Raises: ArgumentError if those of a rule from elsewhere are of other names or shapes.
     """
@@ -213,7 +228,7 @@ def _factors(rule: ClipRule, squares: Mapping[str, Tensor], clip_norm: float) ->
             return rule.factors(squares, clip_norm)
     shape = next(iter(squares.values())).shape
     each = [{name: square[i : i + 1] for name, square in squares.items()} for i in range(shape[0])]
-    factors = _joined([rule.factors(unit, clip_norm) for unit in each])
+    factors = _joined([copy.deepcopy(rule).factors(unit, clip_norm) for unit in each])
     if set(factors) != set(squares):
         raise ArgumentError(f"{rule!r} must give a factor for each parameter, and for nothing else")
     if any(values.shape != shape for values in factors.values()):

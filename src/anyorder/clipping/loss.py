@@ -362,7 +362,11 @@ class _Tape:
         node: Any = output.grad_fn
         if "of_outputs" not in vars(node):
             node.of_outputs = next(_ids)
-            node.register_prehook(functools.partial(_arrived, weakref.ref(self), node.of_outputs))
+            arrived = functools.partial(_arrived, weakref.ref(self), node.of_outputs)
+            if "gate" in vars(node):  # a node of this package, which asks it first of all
+                node.gate = arrived
+            else:
+                node.register_prehook(arrived)
             self.nodes[node.of_outputs] = axis[0]
             kinds = dict.fromkeys(("cpu", output.device.type))
             self._autocast = [(k, torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in kinds]
@@ -862,7 +866,7 @@ def _counted(given: dict[str, Any]) -> Tensor:
     """The labels, with `ignore_index` in the place of those that are no class."""
     labels, outputs = given["target"].long(), given["input"]
     classes = outputs.shape[1 if outputs.dim() > 1 else 0]
-    inside = (labels >= 0) & (labels < classes)
+    inside = labels.clamp(0, classes - 1) == labels
     return torch.where(inside, labels, given.get("ignore_index", -100))
 
 
@@ -919,10 +923,8 @@ def _of_probabilities(tape: _Tape, func: Any, args: Any, kwargs: Any) -> "Callab
 def _probable(
     func: Any, input: Tensor, target: Tensor, weight: Any = None, reduction: str = "mean", **legacy: None
 ) -> Tensor:  # named as torch names them
-    inside = (input >= 0) & (input <= 1)
-    terms: Tensor = func(torch.where(inside, input, 0.5), target, weight, reduction="none")
-    terms = torch.where(inside, terms, 0.0)
-    return terms.mean() if reduction == "mean" else terms.sum() if reduction == "sum" else terms
+    probable = torch.where((input >= 0) & (input <= 1), input, 0.5)
+    return func(probable, target, weight, reduction=reduction)  # type: ignore[no-any-return]
 
 
 def _weighted(func: Any) -> ModelError:
@@ -1015,8 +1017,9 @@ class _Watched(Tensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _ordinary(self).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    @staticmethod
+    @private.never_compiled
+    def __torch_function__(func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         with private.WithoutSubclasses():
             if func in _READS:
@@ -1230,9 +1233,7 @@ def _leave_to_python() -> None:
     And have the transforms of `torch.func` refuse them: inside, their numbers are those of ordinary tensors.
     """
     private.guard_transforms(_refuse_transform, _follow_vmap)
-    if private.compiler_leaves(_Watched):
-        function = torch.compiler.disable(_Watched.__torch_function__)  # type: ignore[no-untyped-call]
-        _Watched.__torch_function__ = staticmethod(function)  # type: ignore[method-assign]
+    private.compiler_leaves(_Watched)
 
 
 # -- values of single rows that are released ---------------------------------------------------------------------------

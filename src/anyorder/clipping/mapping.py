@@ -345,7 +345,8 @@ def _check_output(leaf: Any) -> None:
         raise ModelError(
             "every output of the model must have the examples as its leading dimension; on one example it has shape "
             f"{tuple(leaf.shape)}, not (1, ...): use batch_first=True, move that dimension to the front, or take the "
-            "batch size from the input (x.shape[0]) where it is written into forward"
+            "batch size from the input (x.shape[0]) where it is written into forward. The last state of a recurrent "
+            "layer has its layers first, also under batch_first=True: do not return it, or return state.transpose(0, 1)"
         )
 
 

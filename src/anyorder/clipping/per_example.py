@@ -55,7 +55,17 @@ from anyorder.clipping.norms import (
     settle_lookups,
     sums_of,
 )
-from anyorder.clipping.program import Arguments, Programs, Recorder, Replay, key_of
+from anyorder.clipping.program import (
+    TAPE_TRIES,
+    Arguments,
+    PassProgram,
+    Programs,
+    Recorder,
+    Replay,
+    Tape,
+    TapeRecorder,
+    key_of,
+)
 from anyorder.clipping.recurrent import recurrent_layers
 from anyorder.clipping.validate import FAILURES
 from anyorder.errors import AnyorderError, ArgumentError, ClippingWarning, ModelError, TrainingError
@@ -175,6 +185,9 @@ class TorchState:
             yield
 
 
+_NO_STATE = TorchState((), (), ())
+
+
 # -- one pass --------------------------------------------------------------------------------------------------------
 
 _SLACK = 4 * torch.finfo(torch.float32).eps
@@ -249,18 +262,11 @@ class Pass:
         self._recorder = recorder
         self._cut, self._clip_norm, self._scale, self._receive = cut, clip_norm, scale, receive
         self._tables = tables
+        self.tape: TapeRecorder | None = None  # writes down what a program does
         self._device = call.tensors[0].device
         self._units = UnitMap.of(groups, self._device)
         self._dtypes = accumulator_dtypes(parameters)
-        self._is_compiled = (
-            self._device.type == "cpu"
-            and self._units.classes is None
-            and self._units.count > 0
-            and cut.is_flat
-            and not tables.by_name
-            and torch.float64 not in self._dtypes.values()
-            and native.available()
-        )
+        self._is_compiled = can_sum_at_once(parameters, self._units, cut, tables)
         self._expected: Counter[str] = Counter()
         self._uses: defaultdict[str, list[tuple[ParameterView, Use]]] = defaultdict(list)
         self._settled: dict[str, tuple[ParameterView, Settled]] = {}
@@ -333,6 +339,8 @@ class Pass:
         names = call.program.copies
         self._check_fits(names, call.size, direct_bytes)
         taken = [self.parameters[name] for name in names]
+        if self.tape is not None:
+            self.tape.begin(root)
         anchor, *copies = _Root.apply(root, self, call.size, names, *taken)  # type: ignore[no-untyped-call]
         try:
             with disable_saved_tensors_hooks(_NO_HOOKS):
@@ -366,8 +374,20 @@ class Pass:
 
     # -- backward ----------------------------------------------------------------------------------------------------
 
+    def expect(self, uses: Counter[str]) -> None:
+        """How many uses of each parameter backward comes to."""
+        self._expected = uses
+
     def _enter(self, part: ParameterView, use: Use) -> None:
         """A use that backward has come to. An only one is settled now, while its tensors are in the cache."""
+        if self.tape is not None:
+            self.tape.use(part, use)
+            with self.tape.paused():
+                self._keep(part, use)
+        else:
+            self._keep(part, use)
+
+    def _keep(self, part: ParameterView, use: Use) -> None:
         if self._expected[part.name] > 1 or isinstance(use, DirectUse):
             self._uses[part.name].append((part, use))
             return
@@ -390,6 +410,12 @@ class Pass:
         Args:
             direct: the per-example gradients (b, *shape) that came by autograd, by parameter.
         """
+        if self.tape is not None:
+            tape, self.tape = self.tape, None
+            rows = self._rows(direct)
+            with tape.paused():
+                tape.end(direct, () if rows is None else list(rows.values()), self._expected)
+                return self.finish(direct)
         if self._tables.by_name:
             self._refuse(direct)
         self._check_versions()
@@ -417,28 +443,21 @@ class Pass:
                 "not g.mul_(2))"
             )
 
-    def _at_once(self, direct: Mapping[str, Tensor]) -> Sums | None:
-        """All of it in one call of the compiled library, into one vector of which the sums are views.
-
-        Where each parameter is used once, by a small linear map or with its gradients at hand, and each example is a
-        unit. None where the numbers ask for float64: what follows then takes it.
-        """
-        layers: list[tuple[Tensor | None, Tensor, Tensor | None]] = []
-        sums = vector_of(self.parameters)
-        for name, own in sums.items():
+    def _rows(self, direct: Mapping[str, Tensor]) -> "Rows | None":
+        """The one use of each parameter, None where it has no gradient; None where one has others."""
+        found: Rows = {}
+        for name in self.parameters:
             uses = [use for part, use in self._uses.get(name, ()) if not part.chain]
             uses += [DirectUse(direct[name], self._dtypes[name])] if name in direct else []
-            rows = uses[0].rows() if len(uses) == 1 else None
-            if rows is not None:
-                layers.append((*rows, own))
-            elif uses or name in self._settled or name in self._uses:
+            found[name] = uses[0].rows() if len(uses) == 1 else None
+            if found[name] is None and (uses or name in self._settled or name in self._uses):
                 return None
-            else:
-                own.zero_()
-        bad = 0
-        if layers:
-            bad, _ = native.clip(layers, self._scale, self._clip_norm * (1 - _SLACK), LARGE)
-        return Sums(sums, bad, self._units.count) if bad >= 0 else None
+        return found
+
+    def _at_once(self, direct: Mapping[str, Tensor]) -> Sums | None:
+        """All of it in one call. None where the numbers ask for float64, which what follows then takes."""
+        rows = self._rows(direct)
+        return None if rows is None else sums_at_once(self.parameters, rows, self._scale, self._clip_norm, self._units)
 
     def _settle(self, name: str, direct: Tensor | None) -> Settled | None:
         parameter, uses = self.parameters[name], self._uses[name]
@@ -510,11 +529,39 @@ class Pass:
         return Weights(by_unit, by_example, None if bad is None else (bad, bad if alone else bad[index]))
 
 
-def vector_of(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors of the parameters' shapes, all of them views of one vector of float32, one behind the other."""
+Rows = dict[str, tuple[Tensor | None, Tensor] | None]
+"""Of each parameter the a and g of its one use, see `Use.rows`; None where it has no gradient."""
+
+
+def sums_at_once(
+    parameters: Mapping[str, Tensor], rows: Rows, scale: float, clip_norm: float, units: UnitMap
+) -> Sums | None:
+    """Norms, weights and sums by one call of the compiled library, into one vector of which the sums are views."""
     sizes = [p.numel() for p in parameters.values()]
-    parts = torch.split(torch.empty(sum(sizes)), sizes)
-    return {name: x.view(p.shape) for (name, p), x in zip(parameters.items(), parts, strict=True)}
+    parts = torch.empty(sum(sizes)).split_with_sizes(sizes)
+    sums = {name: x.view(p.shape) for (name, p), x in zip(parameters.items(), parts, strict=True)}
+    layers = []
+    for name, own in sums.items():
+        if (pair := rows[name]) is None:
+            own.zero_()
+        else:
+            layers.append((*pair, own))
+    # Just under clip_norm, as in `Pass._clipped`.
+    bad = native.clip(layers, scale, clip_norm * (1 - _SLACK), LARGE)[0] if layers else 0
+    return Sums(sums, bad, units.count) if bad >= 0 else None
+
+
+def can_sum_at_once(parameters: Mapping[str, Tensor], units: UnitMap, cut: Cut, tables: SparseTables) -> bool:
+    """Whether a batch is one for `sums_at_once`, if the uses are."""
+    return (
+        units.classes is None
+        and units.count > 0
+        and units.index.device.type == "cpu"
+        and cut.is_flat
+        and not tables.by_name
+        and native.available()
+        and all(p.dtype != torch.float64 for p in parameters.values())
+    )
 
 
 def _settle_parts(uses: list[tuple[ParameterView, Use]], parameter: Tensor, units: UnitMap) -> Settled:
@@ -642,6 +689,17 @@ class GhostClipping(PerUnitClipping):
         receive: Receive,
     ) -> Any:
         """The module's outputs on each example alone; see `PerUnitClipping.forward`."""
+        arguments, program = Arguments(args, kwargs), None
+        nothing = not arguments.size or not torch.is_grad_enabled()
+        key = None if nothing or self._mapped or self._unmapped or self._chunk_size is not None else key_of(arguments)
+        if key is not None:
+            program = self.programs.find(key, arguments.size)
+            if program is not None and program.tape is not None:
+                _check_groups(groups, arguments.size)
+                clip_norm, scale = checks.positive("clip_norm", clip_norm), checks.positive("scale", scale)
+                job = self._job(program.tape.parameters, Replay(program, arguments), groups, clip_norm, scale, receive)
+                if (taped := job.taped(program.tape)) is not None:
+                    return taped
         parameters = {name: p.detach() for name, p in self._module.named_parameters() if p.requires_grad}
         if not parameters:
             raise ModelError("the model has no trainable parameters; at least one must have requires_grad=True")
@@ -649,27 +707,21 @@ class GhostClipping(PerUnitClipping):
         if not tables.keys() <= parameters.keys():
             frozen = ", ".join(sorted(tables.keys() - parameters.keys()))
             raise ModelError(f"{frozen} was made a table and has been frozen since; set requires_grad=True again")
-        arguments = Arguments(args, kwargs)
         _check_groups(groups, arguments.size)
         clip_norm = checks.positive("clip_norm", clip_norm)
         if arguments.size:
             scale = checks.positive("scale", scale)
-        nothing = not arguments.size or not torch.is_grad_enabled()
         if (nothing or self._unmapped) and not tables:  # nothing to clip, or not by this engine
             return self._other(args, kwargs, groups=groups, clip_norm=clip_norm, scale=scale, receive=receive)
-        key = None if nothing or self._mapped or self._chunk_size is not None else key_of(arguments)
-        program = self.programs.find(key, arguments.size)
         recorder = self.programs.recorder(key) if program is None else None
         start = TorchState.now(arguments.tensors[0].device)
-        groups = groups.detach().cpu()
-        refuse = self._non_finite == "refuse"
-        options = self._cut, self._tables, refuse, clip_norm, scale, receive, start
         call: ExampleCall | Replay
         if program is None:
             call = ExampleCall(self._module, arguments, self._made, mapped=self._mapped)
         else:
             call = Replay(program, arguments)
-        job = _GhostJob(self._module, call, parameters, groups, *options, recorder)
+        job = self._job(parameters, call, groups, clip_norm, scale, receive)
+        job.settings, job.recorder = start, recorder
         while True:
             try:
                 outputs = job.outputs(self._chunk_size, None if self._fixed else DIRECT_BYTES)
@@ -711,6 +763,13 @@ class GhostClipping(PerUnitClipping):
                 half = max(1, (self._chunk_size or arguments.size) // 2)
                 self._chunk_size = error.size if isinstance(error, TooLarge) else half
 
+    def _job(
+        self, parameters: dict[str, Tensor], call: ExampleCall | Replay, groups: Tensor, clip_norm: float, scale: float,
+        receive: Receive,
+    ) -> "_GhostJob":  # fmt: skip
+        options = self._cut, self._tables, self._non_finite == "refuse", clip_norm, scale, receive
+        return _GhostJob(self._module, call, parameters, groups.detach().cpu(), *options)
+
     def state_dict(self) -> dict[str, Any]:
         """The chunk size, whether the other engine runs the model, and how; all are found in the first batches."""
         return {"chunk_size": self._chunk_size, "unmapped": self._unmapped, "mapped": self._mapped}
@@ -743,9 +802,57 @@ class _GhostJob:
     clip_norm: float
     scale: float
     receive: Receive
-    settings: TorchState
+    settings: TorchState = _NO_STATE
     recorder: Recorder | None = None
     done: bool = False
+
+    def taped(self, tape: Tape) -> Any:
+        """The module's outputs by a tape; None where that fails, for ids that are in no table perhaps."""
+        assert isinstance(self.call, Replay)
+        root, others = torch.zeros((), requires_grad=True), []  # type: ignore[var-annotated]
+        start = TorchState.now(root.device) if tape.draws else _NO_STATE
+        try:
+            given = *self.call.tensors, *tape.parameters.values()
+            outputs = _Taped.apply(root, self, tape, given, others)  # type: ignore[no-untyped-call]
+        except (AnyorderError, torch.OutOfMemoryError):
+            raise
+        except FAILURES:
+            if tape.draws:
+                start.rewind()
+            return None
+        return self.call.assemble(outputs, tuple(others))
+
+    def finish_tape(self, tape: Tape, tensors: list[Any], gradients: Tensors) -> None:
+        """The backward pass of a tape: the sums."""
+        tape.backward(tensors, gradients)
+        units, found = UnitMap.of(self.groups, gradients[0].device), None
+        if tape.rows is not None and can_sum_at_once(self.parameters, units, self.cut, self.tables):
+            rows: Rows = {}
+            for name, pair in zip(self.parameters, tape.rows, strict=True):
+                rows[name] = pair and (None if pair[0] is None else tensors[pair[0]], tensors[pair[1]])
+            found = sums_at_once(self.parameters, rows, self.scale, self.clip_norm, units)
+        if found is not None:
+            return self._finish(found)
+        whole = self._pass(self.groups, self._finish)
+        whole.expect(tape.expected)
+        for part, use in tape.uses(tensors):
+            whole._enter(part, use)
+        whole.finish(tape.direct(tensors))
+        return None
+
+    def _taping(self, program: PassProgram, direct_bytes: int | None) -> Any:
+        """The outputs by a program, of which a tape is written down meanwhile."""
+        program.tries += 1
+        named = dict(self.module.named_parameters())
+        trained = {name: named[name] for name in self.parameters}
+        tape = TapeRecorder(program, self.call.tensors, trained, self.parameters)
+        whole = self._pass(self.groups, self._finish)
+        whole.tape = tape
+        with tape:
+            differentiable, others, anchor = whole.outputs(self.call.tensors, direct_bytes)
+        tape.end_forward(differentiable, others)
+        root, held = torch.zeros((), requires_grad=True), (*self.parameters.values(), *self.call.tensors)
+        return self.call.assemble(_Nested.apply(root, self, tape, (anchor, *differentiable), held), others)  # type: ignore[no-untyped-call]
 
     def outputs(self, chunk_size: int | None, direct_bytes: int | None) -> Any:
         """The module's outputs, attached to autograd."""
@@ -753,6 +860,11 @@ class _GhostJob:
             return self._of_nobody()
         cuts = None if chunk_size is None else _cut(self.groups, chunk_size)
         held = (*self.parameters.values(), *self.call.tensors)
+        if cuts is None and isinstance(self.call, Replay) and not self.tables.by_name:
+            program = self.call.program
+            untried = program.tape is None and program.tries < TAPE_TRIES
+            if untried and held[0].device.type == "cpu" and torch.is_grad_enabled():
+                return self._taping(program, direct_bytes)
         if cuts is None:
             whole = self._pass(self.groups, self._finish, self.recorder)
             differentiable, others, anchor = whole.outputs(self.call.tensors, direct_bytes)
@@ -865,6 +977,50 @@ class _Whole(torch.autograd.Function):
         ctx.job.start(ctx)
         # A gradient for the anchor, and be it zero: the parameters' part of backward runs even if nothing uses them.
         return grads[0].new_zeros(()), *(None,) * (2 + ctx.count), *grads
+
+
+class _Nested(torch.autograd.Function):
+    """The outputs of a pass that is written down: its backward pass runs inside this node's own."""
+
+    @staticmethod
+    def forward(ctx: Any, root: Tensor, job: _GhostJob, tape: TapeRecorder, inner: Tensors, held: Tensors) -> Tensors:
+        ctx.job, ctx.tape, ctx.inner = job, tape, inner
+        ctx.save_for_backward(*held)
+        return tuple([t.detach().view_as(t) for t in inner[1:]])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        ctx.job.start(ctx)
+        inner, ctx.inner = ctx.inner, None
+        given = tuple([g.clone(memory_format=torch.contiguous_format) for g in grads])
+        ctx.tape.begin_backward(given)
+        given = torch.zeros_like(inner[0]), *given  # of the anchor: the pass must finish
+        pairs = [(t, g) for t, g in zip(inner, given, strict=True) if t.requires_grad]
+        with torch.enable_grad(), ctx.tape:
+            torch.autograd.backward([t for t, _ in pairs], [g for _, g in pairs])
+        return (None,) * 5
+
+
+class _Taped(torch.autograd.Function):
+    """The outputs of a tape."""
+
+    @staticmethod
+    def forward(ctx: Any, root: Tensor, job: _GhostJob, tape: Tape, given: Tensors, others: list[Tensor]) -> Tensors:
+        with disable_saved_tensors_hooks(_NO_HOOKS):
+            outputs, further, tensors = tape.forward(given)
+        others += further
+        ctx.job, ctx.tape, ctx.tensors = job, tape, tensors
+        ctx.gate = None  # what gradients go through, see `loss`
+        ctx.save_for_backward(*given)
+        return tuple([t.view_as(t) for t in outputs])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        grads = grads if ctx.gate is None else ctx.gate(grads) or grads
+        ctx.job.start(ctx)
+        tensors, ctx.tensors = ctx.tensors, None
+        ctx.job.finish_tape(ctx.tape, tensors, grads)
+        return (None,) * 5
 
 
 class _Chunked(torch.autograd.Function):

@@ -19,6 +19,7 @@ A program is used from the third batch of its kind on, if the first two gave the
 the model runs as without programs. Which way a batch goes depends on code and shapes, never on values of the data.
 """
 
+import dis
 import functools
 import random
 import sys
@@ -28,7 +29,7 @@ import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from operator import attrgetter, is_
 from typing import TYPE_CHECKING, Any
 
@@ -105,7 +106,9 @@ def _batch_size(tensors: Tensors) -> int:
     if size is None:
         raise ModelError(
             "the tensors given to the model must share their leading dimension, the examples of the batch; got shapes "
-            f"{shapes}. Repeat a shared tensor for each example, or make it a buffer of the model"
+            f"{shapes}. Repeat a shared tensor for each example, or make it a buffer of the model; leave out the first "
+            "state of a recurrent layer, which is zeros, or transpose it in forward: its layers come first, also under "
+            "batch_first=True"
         )
     if any(tensor.requires_grad for tensor in tensors):
         raise ModelError(
@@ -239,7 +242,14 @@ class PassProgram:
         self.copies = tuple(self._copies)
         self.output = output
         self._numbers = 1 + max([*used, inputs, *(n for node in nodes for n in node.made)])
-        self._steps = self._with_ends()
+        self._steps = _with_ends(self._nodes, {n for group in outputs for n in group})
+        self.tape: Tape | None = None  # of batches of this size
+        self.tries = 0  # to write it down
+
+    @property
+    def constants(self) -> list[Tensor]:
+        """Tensors of the model that it reads and no batch moves."""
+        return list(self._constants.values())
 
     def __str__(self) -> str:
         lines = []
@@ -327,23 +337,23 @@ class PassProgram:
         first, second = self._outputs
         return tuple([tensors[i] for i in first]), tuple([tensors[i] for i in second])
 
-    def _with_ends(self) -> list[Any]:
-        """The nodes in the form in which they are run: with what nobody needs after each."""
-        last: dict[int, int] = {}
-        for place, node in enumerate(self._nodes):
-            for number in (*_slots((*node.args, *node.kwargs.values())), *node.made):
-                last[number] = place
-        kept = {n for group in self._outputs for n in group}
-        steps = []
-        for place, node in enumerate(self._nodes):
-            numbers = {*_slots(node.args), *_slots(node.kwargs.values()), *node.made} - kept
-            ended = tuple(n for n in sorted(numbers) if last[n] == place)
-            nested = any(isinstance(a, (list, tuple)) and any(True for _ in _slots(a)) for a in node.args)
-            holes = None if nested else [(i, a.number) for i, a in enumerate(node.args) if isinstance(a, _Slot)]
-            if any(True for _ in _slots(node.kwargs.values())):
-                raise NotRecorded("a tensor among keyword arguments")
-            steps.append((node.rule, node.function, holes, node.args, node.kwargs, node.made, ended))
-        return steps
+
+def _with_ends(nodes: Sequence[_Operation], kept: set[int]) -> list[Any]:
+    """The nodes in the form in which they are run: with what nobody needs after each, but for what is kept."""
+    last: dict[int, int] = {}
+    for place, node in enumerate(nodes):
+        for number in (*_slots((*node.args, *node.kwargs.values())), *node.made):
+            last[number] = place
+    steps = []
+    for place, node in enumerate(nodes):
+        numbers = {*_slots(node.args), *_slots(node.kwargs.values()), *node.made} - kept
+        ended = tuple(n for n in sorted(numbers) if last[n] == place)
+        nested = any(isinstance(a, (list, tuple)) and any(True for _ in _slots(a)) for a in node.args)
+        holes = None if nested else [(i, a.number) for i, a in enumerate(node.args) if isinstance(a, _Slot)]
+        if any(True for _ in _slots(node.kwargs.values())):
+            raise NotRecorded("a tensor among keyword arguments")
+        steps.append((node.rule, node.function, holes, node.args, node.kwargs, node.made, ended))
+    return steps
 
 
 class Replay:
@@ -361,6 +371,333 @@ class Replay:
     def assemble(self, differentiable: Tensors, others: Tensors) -> Any:
         """The module's output structure, filled."""
         return self.program.output.filled(differentiable, others)
+
+
+# -- forward and backward --------------------------------------------------------------------------------------------
+
+TAPE_BYTES = 2**24  # of all that a pass makes, up to which it is taped: for larger ones the calls of Python are nothing
+
+
+TAPE_TRIES = 3  # a batch whose loss is never taken leaves no tape
+
+
+class Tape:
+    """A pass of a program, forward and backward, as operations of ATen: no module, rule or node of autograd is entered.
+
+    It is written down while a program runs, in which no code of the model does; so it is the same for every batch of
+    this size. Gradients of outputs are made contiguous before they come in, whatever the loss made them.
+
+    Attributes:
+        output: the structure of what the module returns.
+        parameters: those that are trained, by name, in the order in which it is given them.
+        expected: how many uses of each backward comes to.
+        draws: whether it asks the generators of torch.
+        rows: where each use of a parameter is one of rows (see `Use.rows`): for each parameter the numbers of a and g,
+            or None where it has no gradient; else None.
+    """
+
+    def __init__(self, recorder: "TapeRecorder", expected: Mapping[str, int]) -> None:
+        first = {*recorder.outputs[0], *recorder.outputs[1]}
+        rows = {number for pair in recorder.rows or () for number in pair or () if number is not None}
+        last = {*recorder.direct.values(), *_slots(v for _, _, values in recorder.uses for v in values.values())}
+        kept = _needed(recorder.nodes, first | rows | last)
+        # What rows do not need is left for a batch whose uses are asked for, unless it would find others' numbers then.
+        writes = any(node.function._schema.is_mutable for _, node in kept)  # type: ignore[attr-defined]
+        at_once = {place for place, _ in (kept if writes or not rows else _needed(recorder.nodes, first | rows))}
+        forward = [node for place, node in kept if place < recorder.split and place in at_once]
+        backward = [node for place, node in kept if place >= recorder.split and place in at_once]
+        rest = [node for place, node in kept if place not in at_once]
+        read = [
+            {n for node in part for n in _slots((*node.args, *node.kwargs.values()))}
+            for part in (forward, backward, rest)
+        ]
+        if recorder.anchor in read[0] | read[1] | read[2]:
+            raise NotRecorded("the anchor of autograd")
+        self._outputs, self._gradients, self._constants = recorder.outputs, recorder.gradients, recorder.constants
+        after = rows | last | read[2]
+        self._forward = _directly(_with_ends(forward, first | read[1] | after))
+        self._backward = _directly(_with_ends(backward, after))
+        self._rest = _with_ends(rest, last)
+        self._dropped = sorted(first - read[1] - after)
+        self._numbers, self._uses, self._direct = recorder.count, recorder.uses, recorder.direct
+        self.parameters, self.rows, self.expected = recorder.parameters, recorder.rows, Counter(expected)
+        tags = {tag for _, node in kept for tag in node.function.tags}  # type: ignore[attr-defined]
+        self.draws = torch.Tag.nondeterministic_seeded in tags
+        self.output: ModuleOutput = recorder.program.output
+        self._device = recorder.program._autocast[0]
+
+    def forward(self, given: Sequence[Tensor]) -> tuple[Tensors, Tensors, list[Any]]:
+        """The outputs, differentiable ones and others, and what `backward` needs, of inputs and parameters."""
+        tensors: list[Any] = [None] * self._numbers
+        tensors[: len(given)] = given
+        for number, constant in self._constants.items():
+            tensors[number] = constant
+        _play(self._forward, tensors, self._device)
+        first, second = self._outputs
+        made = tuple([tensors[i] for i in first]), tuple([tensors[i] for i in second])
+        for number in self._dropped:
+            tensors[number] = None
+        return *made, tensors
+
+    def backward(self, tensors: list[Any], gradients: Sequence[Tensor]) -> None:
+        """The rest of the operations, of the gradients of the differentiable outputs."""
+        for number, gradient in zip(self._gradients, gradients, strict=True):
+            tensors[number] = gradient.contiguous().resolve_neg()
+        _play(self._backward, tensors, self._device)
+
+    def uses(self, tensors: list[Any]) -> Iterator[tuple[Any, Any]]:
+        """The uses of parameters that backward came to, in its order; once, before `direct`."""
+        _play(self._rest, tensors, self._device)
+        for part, kind, values in self._uses:
+            yield part, kind(**{k: tensors[v.number] if isinstance(v, _Slot) else v for k, v in values.items()})
+
+    def direct(self, tensors: list[Any]) -> dict[str, Tensor]:
+        """The gradients that came by autograd."""
+        return {name: tensors[number] for name, number in self._direct.items()}
+
+
+def _directly(steps: list[Any]) -> list[Any]:
+    return [(rule, _DIRECT.get(function, function), *others) for rule, function, *others in steps]
+
+
+def _play(steps: list[Any], tensors: list[Any], device: str) -> None:
+    """Run operations, which are those below autocast, with its casts."""
+    if torch.is_autocast_enabled(device):
+        with torch.autocast(device, enabled=False):
+            return _play(steps, tensors, device)
+    for _, function, holes, args, kwargs, made, ended in steps:
+        if holes is None:
+            given = _filled(args, tensors)
+        else:
+            given = list(args)
+            for place, number in holes:
+                given[place] = tensors[number]
+        result = function(*given, **kwargs)
+        if isinstance(result, Tensor):
+            tensors[made[0]] = result
+        elif made:
+            for number, one in zip(made, result, strict=True):
+                tensors[number] = one
+        for number in ended:
+            tensors[number] = None
+
+
+_aten = torch.ops.aten
+_DIRECT: dict[Any, Callable[..., Any]] = {
+    _aten.t.default: torch.t, _aten.view.default: Tensor.view, _aten._unsafe_view.default: Tensor.view,
+    _aten.unsqueeze.default: torch.unsqueeze, _aten.permute.default: torch.permute,
+    _aten.transpose.int: torch.transpose, _aten.addmm.default: torch.addmm, _aten.mm.default: torch.mm,
+    _aten.bmm.default: torch.bmm, _aten.relu.default: torch.relu, _aten.tanh.default: torch.tanh,
+    _aten.mul.Tensor: torch.mul, _aten.add.Tensor: torch.add, _aten.sum.dim_IntList: torch.sum,
+    _aten.convolution.default: torch.convolution,
+}  # fmt: skip
+"""The functions of torch that are these operations, given the same arguments, and are called faster."""
+
+
+def _needed(nodes: Sequence[_Operation], needed: set[int]) -> list[tuple[int, _Operation]]:
+    """The operations, with their places, that these tensors come of, and all that write."""
+    kept = []
+    for place, node in reversed(list(enumerate(nodes))):
+        if node.function._schema.is_mutable or not needed.isdisjoint(node.made):  # type: ignore[attr-defined]
+            kept.append((place, node))
+            needed |= {*_slots((*node.args, *node.kwargs.values()))}
+    return kept[::-1]
+
+
+class TapeRecorder(private.DispatchMode):  # type: ignore[misc]
+    """Writes down what a program does, while it is active around its run and around its backward pass.
+
+    Tensors are known as objects, or by the memory that they show: autograd puts other objects around what it saved. All
+    of them are held meanwhile, so that no memory is used again.
+
+    Args:
+        program: what runs.
+        inputs: of the batch.
+        parameters, cut_off: those that are trained, and as the pass reads them.
+
+    Attributes:
+        problem: why there is no tape, if there is none.
+    """
+
+    def __init__(
+        self, program: "PassProgram", inputs: Tensors, parameters: Mapping[str, Tensor], cut_off: Mapping[str, Tensor]
+    ) -> None:
+        super().__init__()
+        self.program, self.parameters = program, dict(parameters)
+        self.problem: str | None = None
+        self.nodes: list[_Operation] = []
+        self.uses: list[tuple[Any, type, dict[str, Any]]] = []
+        self.direct: dict[str, int] = {}
+        self.rows: list[tuple[int | None, int] | None] | None = None
+        self.outputs: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+        self.gradients: tuple[int, ...] = ()
+        self.split = self._bytes = 0
+        self._numbers: dict[int, int] = {}
+        self._places: dict[Any, int] = {}
+        self._held: list[Tensor] = []  # by number
+        self._objects: list[Tensor] = []  # other objects for the same, so that no id is used again
+        self._paused = False
+        for tensor in (*inputs, *cut_off.values()):
+            self._add(tensor)
+        self.constants = {self._add(t): t for t in program.constants}
+        self.anchor = -1
+        self._outside = {private.memory(t) for t in self._held}
+        if len(self._places) < len(self._held):
+            self.problem = "two names for one memory"
+
+    @property
+    def count(self) -> int:
+        """How many tensors there are."""
+        return len(self._held)
+
+    def _add(self, tensor: Tensor) -> int:
+        number = self._numbers[id(tensor)] = self._places[_shown(tensor)] = len(self._held)
+        self._held.append(tensor)
+        return number
+
+    def number(self, tensor: Tensor) -> int:
+        """The number of a tensor that is known."""
+        found = self._numbers.get(id(tensor))
+        found = self._places.get(_shown(tensor)) if found is None else found
+        if found is None:
+            raise NotRecorded("a tensor that no operation made")
+        return found
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self._paused or self.problem is not None:
+            return func(*args, **kwargs)
+        try:
+            template, keywords = tuple(map(self._said, args)), {k: self._said(v) for k, v in kwargs.items()}
+            self._check(func, args, kwargs)
+        except NotRecorded as error:
+            self.stop(str(error))
+            return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        try:
+            made = [result] if isinstance(result, Tensor) else [] if result is None else list(result)
+            before = len(self._held)
+            numbers = tuple(map(self._made, made))
+        except NotRecorded as error:
+            self.stop(str(error))
+            return result
+        if func._schema.is_mutable or len(self._held) > before or not numbers:  # else other objects for what is known
+            self.nodes.append(_Operation(func, template, keywords, numbers, None, False))
+        return result
+
+    def _check(self, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        tags = func.tags
+        if func.namespace != "aten" or not _REFUSED_TAGS.isdisjoint(tags) or torch.Tag.inplace_view in tags:
+            raise NotRecorded(f"{func} may depend on values")
+        if any(isinstance(value, Tensor) for value in kwargs.values()):
+            raise NotRecorded(f"{func} is given tensors by name")
+        if func._schema.is_mutable:
+            for argument, value in zip(func._schema.arguments, args, strict=False):
+                written = argument.alias_info is not None and argument.alias_info.is_write
+                if written and (not isinstance(value, Tensor) or private.memory(value) in self._outside):
+                    raise NotRecorded(f"{func} writes what was there before the pass")
+
+    def _said(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return _Slot(self.number(value))
+        if isinstance(value, (list, tuple)):
+            return tuple(map(self._said, value))
+        if type(value) not in _VALUES:
+            raise NotRecorded(f"an argument of type {type(value).__name__}")
+        return value
+
+    def _made(self, tensor: Any) -> int:
+        """The number of a result; one that nobody reads where there is none."""
+        if tensor is None:
+            self._held.append(self._held[0])
+            return len(self._held) - 1
+        if type(tensor) is not Tensor or tensor.layout is not torch.strided:
+            raise NotRecorded("a result that is no ordinary tensor")
+        known = self._numbers.get(id(tensor))
+        known = self._places.get(_shown(tensor)) if known is None else known
+        if known is not None:
+            self._numbers[id(tensor)] = known
+            self._objects.append(tensor)
+            return known
+        self._bytes += tensor.nbytes
+        if self._bytes > TAPE_BYTES:
+            raise NotRecorded("a pass that makes much")
+        return self._add(tensor)
+
+    def stop(self, problem: str) -> None:
+        """There will be no tape, here or, where there is a problem, of a later batch; and nothing is held."""
+        self.problem = problem
+        self.program.tries = TAPE_TRIES if problem else self.program.tries
+        self._numbers, self._places, self._held, self._objects, self.nodes, self.uses = {}, {}, [], [], [], []
+        self.constants = {}
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What runs inside is not of the pass."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    # -- what the pass tells -----------------------------------------------------------------------------------------
+
+    def begin(self, anchor: Tensor) -> None:
+        """What autograd begins with, of which no number is ever read."""
+        self.anchor = self._add(anchor)
+
+    def end_forward(self, differentiable: Tensors, others: Tensors) -> None:
+        """The outputs."""
+        if self.problem is None:
+            self.outputs = tuple(map(self.number, differentiable)), tuple(map(self.number, others))
+            self.split = len(self.nodes)
+
+    def begin_backward(self, gradients: Tensors) -> None:
+        """The gradients that came to the outputs."""
+        if self.problem is None:
+            if any(_shown(g) in self._places for g in gradients):
+                self.stop("a gradient that is a tensor of the pass")
+            else:
+                self.gradients = tuple(map(self._add, gradients))
+
+    def use(self, part: Any, use: Any) -> None:
+        """Backward came to a use of a parameter."""
+        if self.problem is None:
+            try:
+                values = {f.name: self._said_of(getattr(use, f.name)) for f in fields(use) if f.init}
+            except NotRecorded as error:
+                self.stop(str(error))
+            else:
+                self.uses.append((part, type(use), values))
+
+    def _said_of(self, value: Any) -> Any:
+        return _Slot(self.number(value)) if isinstance(value, Tensor) else value
+
+    def end(self, direct: Mapping[str, Tensor], rows: Sequence[Any], expected: Mapping[str, int]) -> None:
+        """All is there: the program has its tape.
+
+        Args:
+            direct: the gradients that came by autograd.
+            rows: for each parameter (a, g) of its one use, None where it has no gradient; empty if some have others.
+            expected: how many uses of each parameter were announced.
+        """
+        try:
+            if self.problem is None and self.gradients:
+                self.direct = {name: self.number(gradient) for name, gradient in direct.items()}
+                if rows:
+                    self.rows = [None if x is None else tuple(map(self._row, x)) for x in rows]
+                self.program.tape = Tape(self, expected)
+        except NotRecorded as error:
+            self.stop(str(error))
+        self.stop(self.problem or "")
+
+    def _row(self, tensor: Tensor | None) -> Any:
+        return None if tensor is None else self.number(tensor)
+
+
+def _shown(tensor: Tensor) -> Any:
+    """The numbers that a tensor shows."""
+    return private.memory(tensor), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
 
 
 # -- recording -------------------------------------------------------------------------------------------------------
@@ -795,7 +1132,7 @@ class _Guard:
             for name in code.co_freevars:
                 if name != "__class__":
                     raise NotRecorded(f"{code.co_qualname} reads {name} of the function around it")
-        for name in code.co_names:
+        for name in _global_names(code):
             if name in frame.f_globals:
                 self._snapshot.name(frame.f_globals, name)
                 self._of_module(frame.f_globals[name], code)
@@ -826,6 +1163,12 @@ class _Guard:
         if module.startswith("torch") and not name.startswith(("set", "_set", "get_rng", "seed", "manual", "initial")):
             return
         raise NotRecorded(f"the function {module}.{name}")
+
+
+@functools.lru_cache(1024)
+def _global_names(code: types.CodeType) -> frozenset[str]:
+    """The global names that a function reads: an attribute of the same name is another thing."""
+    return frozenset(i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
 
 
 def _is_standard(code: types.CodeType) -> bool:

@@ -17,6 +17,7 @@ from anyorder.errors import ArgumentError, PlanError, TrainingError
 from anyorder.federated.clients import LocalTraining
 from anyorder.federated.cohorts import Availability, UniformAvailability, choose_cohort, cohort_size
 from anyorder.federated.server import Layout, Server
+from anyorder.ledger import distinct
 from anyorder.noise import NoiseSource
 
 # ----------------------------------------------------------------------------------------------------
@@ -231,7 +232,8 @@ def simulate(
 
     Args:
         server: new, or resumed; its plan's report goal, noise and separation are in force.
-        users: {user id: (x, y)}, or a sequence of (x, y), whose ids are 0, 1, ..; first dimension: the examples.
+        users: {user id: (x, y)}, or a sequence of (x, y), whose ids are 0, 1, ..; first dimension: the examples. A
+            sequence must have the same order where a run goes on: that is not checked.
         training: what a client does.
         availability: who is there; None for `Uniform()`, everybody.
         over_selection: devices asked for each one wanted, at least 1.
@@ -277,6 +279,11 @@ def simulate(
         )  # fmt: skip
     cohort_size(goal, over_selection)  # refused before anybody is told of a round
     ids = list(users) if isinstance(users, Mapping) else list(range(len(users)))
+    if len(distinct(ids)) < len(ids):
+        raise ArgumentError(
+            "users must have names that do not read alike, but for white space around them or the way an accent is "
+            "typed: two of them would be one unit"
+        )
     team = Team(server.model, server.layout, users, training)
     with _one_thread(), _bar(progress, server.plan.n, server.step) as advance:
         try:

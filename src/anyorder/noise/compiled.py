@@ -103,12 +103,18 @@ class Kernel:
             threads: at most so many; by default torch's number, or one for each core.
         Raises: MemoryError if there is no memory for tiles; nothing was done.
         """
-        step = _STEP.pack(
-            key.tobytes(), rounds, program.result, program.ops.ctypes.data, program.terms.ctypes.data,
-            0 if arrays is None else arrays.ctypes.data, segments.ctypes.data, types.ctypes.data,
-            0 if rows is None else rows.ctypes.data, len(program.ops), program.num_tiles, len(segments), origin, scale,
-            std, add, scattered,
+        self.do(
+            _STEP.pack(
+                key.tobytes(), rounds, program.result, program.ops.ctypes.data, program.terms.ctypes.data,
+                0 if arrays is None else arrays.ctypes.data, segments.ctypes.data, types.ctypes.data,
+                0 if rows is None else rows.ctypes.data, len(program.ops), program.num_tiles, len(segments), origin,
+                scale, std, add, scattered,
+            ),
+            threads,
         )  # fmt: skip
+
+    def do(self, step: bytes, threads: int | None = None) -> None:
+        """What `run` packs. Raises: MemoryError, and then nothing was done."""
         count = _threads() if threads is None else threads
         if self._library.anyorder_run(step, self._path, count, parallel() if count > 1 else None):
             raise MemoryError("no memory for the noise kernel's tiles; nothing was changed")
@@ -488,6 +494,7 @@ class CompiledPath:
         self._size, self._start, self._origin = size, start, start // 16 * 16
         self._length = whole_groups(start, size)
         self._own = slice(start - self._origin, start - self._origin + size)
+        self._call: _VectorCall | None = None
 
     def new(self) -> Vector:
         """A float32 array of zeros, that take no memory until written; it begins at a cache line.
@@ -529,6 +536,32 @@ class CompiledPath:
             targets.add(made, scale)
         state.broken = False
 
+    def add_to_vector(self, state: NoiseState[Vector], x: Any, scale: float) -> bool:
+        """`add` for one run of float32 where step t is row t of Z: the call was packed before, and two words are new.
+
+        Returns: whether it was done; else nothing was.
+        """
+        torch = sys.modules.get("torch")
+        if torch is None or type(x) is not torch.Tensor or not state.is_rows or self._kernel is None:
+            return False
+        if x.dtype != torch.float32 or x.device.type != "cpu" or x.numel() != self._size or not x.is_contiguous():
+            return False
+        call, source = self._call, self._source.of_all([state.t])
+        if source is None or not self._size:
+            return False
+        if call is None or call.made_for != (source, scale):
+            call = self._call = _VectorCall(source, scale, self._start, self._size, self._origin, float(self._std))
+        call.words[0], call.rows[0] = x.data_ptr(), state.t
+        state.broken = True
+        try:
+            self._kernel.do(call.step)
+        except MemoryError:  # before anything was done
+            state.broken = False
+            raise
+        state.t += 1
+        state.broken = False
+        return True
+
     def _run(
         self, state: NoiseState[Vector], segments: NDArray[Any], types: NDArray[np.int32], *, add: bool, scale: float
     ) -> Vector | None:
@@ -556,6 +589,27 @@ class CompiledPath:
             raise
         state.advance(made, arrays)
         return None
+
+
+class _VectorCall:
+    """A packed step of the kernel: a row, added to one run of float32.
+
+    Attributes:
+        made_for: the source and scale in it.
+        step: what `Kernel.do` takes.
+        rows, words: memory that it refers to: the row, and the address of the run.
+    """
+
+    def __init__(self, source: "NoiseSource", scale: float, start: int, size: int, origin: int, std: float) -> None:
+        self.made_for = source, scale
+        self._program, self._segments = Program.of_row(0), np.array([(0, start, size)], SEGMENT)
+        self._types, terms = np.array([TYPES["float32"]], np.int32), self._program.terms
+        self.rows, self.words = self._program.ops["row"], self._segments["data"]
+        self.step = _STEP.pack(
+            source.key_words.tobytes(), source.rounds, self._program.result, self._program.ops.ctypes.data,
+            terms.ctypes.data, 0, self._segments.ctypes.data, self._types.ctypes.data, 0, 1, self._program.num_tiles, 1,
+            origin, scale, std, True, False,
+        )  # fmt: skip
 
 
 def by_numpy(

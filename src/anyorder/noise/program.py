@@ -522,6 +522,7 @@ class NoiseState(Generic[A]):
         new: makes an array.
 
     Attributes:
+        is_rows: whether step t is row t of Z, so that there is nothing to trace.
         broken: a path sets it before a step writes anything, and clears it when all is done: so whatever ends a step in
             between leaves it set.
     """
@@ -533,6 +534,7 @@ class NoiseState(Generic[A]):
         self.rows: dict[int, A] = {}
         self.free: list[A] = []
         self._row = Program.of_row(t)
+        self.is_rows = type(strategy) is Independent and not most
         self.broken = False
 
     def check_whole(self) -> None:
@@ -549,7 +551,7 @@ class NoiseState(Generic[A]):
         Raises: ArgumentError for a step that cannot be made a program.
         """
         count = len(self.arrays)
-        if type(self._strategy) is Independent and not self._most:  # step t is row t of Z: nothing to trace
+        if self.is_rows:
             self._row.ops["row"] = self.t
             return Compiled(self._row, [], {}, 0), []
         traced = trace(self._strategy, self.t, count)

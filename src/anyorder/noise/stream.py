@@ -148,8 +148,11 @@ class NoiseStream:
         Raises: ArgumentError for tensors that do not fit, StepsExhaustedError after n steps; nothing changes.
         """
         scale = checks.real("scale", scale)
-        targets = Targets(tensors, self._size)
         self._check_next()
+        path = self._path
+        if len(tensors) == 1 and isinstance(path, CompiledPath) and path.add_to_vector(self._state, tensors[0], scale):
+            return
+        targets = Targets(tensors, self._size)
         if not targets.on_cpu or not isinstance(self._path, CompiledPath):
             self._move_to(targets)
         self._path.add(self._state, targets, scale)

@@ -28,6 +28,7 @@ from anyorder.online.features import (
     RowsByUnit,
     check_units,
     codes_of,
+    contents_of,
     numbers_of,
     plain_key,
     public_classes,
@@ -195,6 +196,8 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         self._close()
         learner = self._learner_of(plan, loss, bound)
         try:
+            if units is None and self.checkpoint is not None:
+                learner.hold_to(contents_of(rows, targets))
             order = permutation_of(groups.count, learner.release.derived(b"order").key) if self.shuffle else None
             batches = groups.batches(plan.batch_size, order)
             if plan.n % len(batches):

@@ -1,6 +1,6 @@
 """Rows of features within public bounds: how they are cut, where the intercept is, and the way back."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from math import hypot, sqrt
@@ -214,6 +214,17 @@ def read_rows(estimator: Any, X: Any, *, reset: bool, finite: bool) -> Any:
     if finite and not np.isfinite(rows.data if sparse.issparse(rows) else rows).all():
         raise ArgumentError("X must be finite to be predicted from: it has NaN or infinity in some row")
     return rows
+
+
+def contents_of(rows: Any, targets: NDArray[Any]) -> Iterator[bytes]:
+    """What each row is, with its target, as bytes: to tell whether it is another."""
+    labels = np.ascontiguousarray(targets)
+    for i, label in enumerate(labels):
+        if isinstance(rows, np.ndarray):
+            yield rows[i].tobytes() + label.tobytes()
+        else:
+            own = slice(rows.indptr[i], rows.indptr[i + 1])
+            yield rows.indices[own].astype(np.int64).tobytes() + rows.data[own].tobytes() + label.tobytes()
 
 
 def read_targets(y: Any, X: Any) -> NDArray[Any]:

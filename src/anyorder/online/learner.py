@@ -16,6 +16,7 @@ from anyorder.online.sums import LARGEST, SMALLEST, Examples, sum_of
 from anyorder.plan.certificate import Certificate, Evidence
 from anyorder.plan.plan import Plan
 from anyorder.release.release import Release
+from anyorder.sampling.row_digests import digests_of
 
 Floats = NDArray[np.float64]
 
@@ -84,6 +85,22 @@ class OnePass(ABC):
                 f"step {self._t} was broken off after its release, and the model lacks it. Make a new learner from the "
                 "checkpoint, which goes on before it"
             )
+
+    def hold_to(self, rows: Iterable[bytes]) -> None:
+        """Keep keyed digests of the rows of a run that knows rows by their places, or compare with those kept.
+
+        Raises: CheckpointError, whose `changed` says how many rows differ, where a resumed run has others.
+        """
+        now = digests_of(rows, self.release.derived(b"rows").key)
+        before = np.asarray(self.extra.setdefault("rows", now))
+        if not np.array_equal(before, now):
+            problem = CheckpointError(
+                "the rows are not those with which this run began, or lie in other places: a row is known by its "
+                "place, and the claim counts how often it takes part. Go on with the rows as they were, name whose "
+                "each is (units=), or begin a new run, whose epsilon adds to this one's"
+            )
+            problem.changed = int(np.count_nonzero(before != now)) if len(before) == len(now) else len(now), len(before)
+            raise problem
 
     @property
     def steps_taken(self) -> int:

@@ -5,6 +5,6 @@ fits to secret orders, which stand on `accounting`.
 """
 
 from anyorder.optimize.candidates import choose, fit
-from anyorder.strategy.bounds import lower_bound
+from anyorder.strategy.lower_bounds import lower_bound
 
 __all__ = ["choose", "fit", "lower_bound"]

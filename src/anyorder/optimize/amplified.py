@@ -40,7 +40,7 @@ from anyorder.strategy.fitting import Valued, descend
 from anyorder.strategy.independent import Independent
 from anyorder.strategy.registry import kind_of
 from anyorder.strategy.rescaled import normalised
-from anyorder.strategy.restarted import fits_restarted
+from anyorder.strategy.restarted_blt import fits_restarted
 from anyorder.strategy.toeplitz import (
     Problem,
     ToeplitzBanded,

@@ -18,15 +18,15 @@ from anyorder.strategy import cache, error
 from anyorder.strategy.banded_inverse import fits_banded_inverse
 from anyorder.strategy.base import DENSE_STEPS, Combination, Strategy
 from anyorder.strategy.blt import fit_blts
-from anyorder.strategy.bounds import lower_bound
 from anyorder.strategy.dense import Dense, Optimum, solve_dense
 from anyorder.strategy.error import has_variances, squared_error
 from anyorder.strategy.fitting import OBJECTIVES, check_optimisable, describes_all, shuffled
 from anyorder.strategy.independent import Independent
 from anyorder.strategy.low_rank import BandedLowRank
+from anyorder.strategy.lower_bounds import lower_bound
 from anyorder.strategy.registry import ALL_SIZES, KINDS, Fit, Kind, Structure, from_dict, in_words, kind_of, sized
 from anyorder.strategy.rescaled import Rescaled, normalised, rescale
-from anyorder.strategy.restarted import fits_restarted, restartable
+from anyorder.strategy.restarted_blt import fits_restarted, restartable
 from anyorder.strategy.sensitivity import rounding, sensitivity
 from anyorder.strategy.toeplitz import Problem, fits_toeplitz
 from anyorder.strategy.tree import fit_tree

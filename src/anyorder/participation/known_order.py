@@ -74,7 +74,10 @@ class KnownOrder(SetOnce, Participation):
         planned = set(self.units[indices[bounds[t] : bounds[t + 1]]].tolist())
         named = units if isinstance(units, list) else units.tolist()
         strange = np.array([unit not in planned for unit in named], np.bool_)
-        return [("a step takes the units that were planned for it, and no others", strange)]
+        rule = "a step takes the units that were planned for it, and no others"
+        if np.array_equal(self.units, np.arange(len(self.units))):  # as `without_names` leaves them
+            rule += " (a plan read from a file has numbers in place of its units' names: make it anew from the loader)"
+        return [(rule, strange)]
 
     @cached_property
     def _by_step(self) -> tuple[Integers, Integers]:

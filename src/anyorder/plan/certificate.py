@@ -4,13 +4,14 @@ import base64
 import hmac
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from datetime import date
 from hashlib import sha256
 from itertools import pairwise
 from math import inf, nextafter, sqrt
 from pathlib import Path
 from typing import Any
 
-from anyorder.accounting.curves import Gaussian
+from anyorder.accounting.curves import Curve, Gaussian
 from anyorder.accounting.gaussian import NEIGHBOURS, compose_mus
 from anyorder.accounting.selection import step_mu
 from anyorder.checks import final
@@ -205,6 +206,9 @@ PUBLIC_STOP = "the run ended before its last planned step for a reason that was 
 """What an owner states of a run that stopped early: no file can show it."""
 EVIDENCE_FORMAT = "anyorder-evidence/1"
 _MOST_WEIGHTS = 10_000
+_NOTE = ".withdrawn.json"  # run.privacy.withdrawn.json
+_NOTE_FORMAT = "anyorder-withdrawal/1"
+_LONGEST_REASON = 500
 _OLD = {
     "anyorder-certificate/1": "it holds who was in which step, which is as secret as the data. Write a new one with "
     "engine.certificate().save(..), from the run's checkpoint, and do not pass the old one on"
@@ -231,6 +235,8 @@ class Certificate:
             to them: evidence, and any unit's receipt, show that a word was edited.
         weights: SHA-256 of each released tensor, or of the file of a model: which model this is the certificate of.
             Empty where nobody said it, and in older certificates.
+        withdrawal: SHA-256 of what only the run's owner can show: a note that shows it withdraws the certificate, see
+            `Evidence.withdraw`. Empty in older certificates.
     """
 
     plan: Plan
@@ -242,6 +248,12 @@ class Certificate:
     stated: tuple[str, ...] = field(default=(), compare=False)
     isolation: Isolation | None = field(default=None, compare=False)
     weights: tuple[str, ...] = field(default=(), compare=False)
+    withdrawal: str = field(default="", compare=False)
+
+    @property
+    def curve(self) -> Curve:
+        """Of the plan, for `anyorder.compose` with those of other runs on the same people."""
+        return self.plan.curve
 
     @property
     def epsilon(self) -> float:
@@ -259,6 +271,7 @@ class Certificate:
             **({"stated": list(self.stated)} if self.stated else {}),
             **_words(self.isolation),
             **({"weights": list(self.weights)} if self.weights else {}),
+            **({"withdrawal": self.withdrawal} if self.withdrawal else {}),
         })  # fmt: skip
 
     def facts(self) -> list[tuple[str, str]]:
@@ -313,6 +326,7 @@ class Certificate:
             "stated",
             "isolation",
             "weights",
+            "withdrawal",
         } & data.keys()  # an owner may not show them, and older ones have none
         check_names("certificate", data, {"format", "plan", "claims", "run"} | optional)
         run = check_names("run", data["run"], {"steps", "key_fingerprint", "record_digest", "receipt_root"})
@@ -337,7 +351,8 @@ class Certificate:
                     "anew with certificate(public_stop=True) if that is so, else with certificate()"
                 )
         weights = _read_weights(data["weights"]) if "weights" in optional else ()
-        return cls(plan, steps, fingerprint, digest, root, realised, stated, isolation, weights)
+        withdrawal = hexadecimal(data, "withdrawal", 64) if "withdrawal" in optional else ""
+        return cls(plan, steps, fingerprint, digest, root, realised, stated, isolation, weights, withdrawal)
 
 
 def _read_weights(data: Any) -> tuple[str, ...]:
@@ -407,7 +422,41 @@ class Evidence:
         digest = hmac.new(self.record_key, record.encode(), sha256).hexdigest()
         claim = _claim(shown, steps, self.key_fingerprint, self.isolation)
         root = receipt_root(self.ledger, receipt_key(self.record_key, record), claim)
-        return Certificate(shown, steps, self.key_fingerprint, digest, root, isolation=self.isolation)
+        withdrawal = sha256(self._withdrawal_secret).hexdigest()
+        return Certificate(
+            shown, steps, self.key_fingerprint, digest, root, isolation=self.isolation, withdrawal=withdrawal
+        )
+
+    @property
+    def _withdrawal_secret(self) -> bytes:
+        """Of the run, whatever its step: who withdraws shows it, and all its certificates are withdrawn."""
+        return hmac.digest(self.record_key, f"anyorder withdrawal 1\n{self.key_fingerprint}".encode(), "sha256")
+
+    def withdraw(self, certificate: str | Path, reason: str) -> Path:
+        """Withdraw a certificate: write a note beside it, which `verify` finds and everybody can check.
+
+        The note shows a number of which the certificate has the SHA-256, and which nobody else can know. It holds for
+        all certificates of the run: publish it wherever one of them lies. The reason is shown, and is not signed.
+
+        Args:
+            certificate: the file; it must be of this run.
+            reason: public.
+        Returns: the note's file. Raises: CertificateError; ArgumentError.
+        """
+        path = Path(certificate)
+        if not isinstance(reason, str) or not 0 < len(reason) <= _LONGEST_REASON or not reason.isprintable():
+            raise ArgumentError(f"reason must be one line of at most {_LONGEST_REASON} characters, got {reason!r:.70}")
+        shown = Certificate.load(path, large=True)
+        if shown.key_fingerprint != self.key_fingerprint or not shown.withdrawal:
+            raise CertificateError(
+                "the certificate is not of this evidence's run, or is of a version in which none could be withdrawn"
+            )
+        note = path.with_suffix(_NOTE)
+        save_json(note, {
+            "format": _NOTE_FORMAT, "key_fingerprint": self.key_fingerprint, "shown": self._withdrawal_secret.hex(),
+            "date": date.today().isoformat(), "reason": reason,
+        })  # fmt: skip
+        return note
 
     def with_isolation(self, isolation: Isolation) -> "Evidence":
         """The same, of a run that kept units apart in this way. It shares what was computed."""
@@ -513,12 +562,16 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Verification:
-    """What was checked: the plan, the certificate where the file was one, evidence and receipt where given."""
+    """What was checked: the plan, the certificate where the file was one, evidence and receipt where given.
+
+    `note`: whether a note of withdrawal lies beside the certificate of which it does not follow who wrote it.
+    """
 
     plan: Plan
     certificate: Certificate | None
     evidence: Evidence | None = None
     receipt: Receipt | None = None
+    note: bool = False
 
 
 def verify(
@@ -537,7 +590,8 @@ def verify(
         evidence: the certificate's evidence, a file that its owner keeps secret.
         receipt: one unit's, a file that the unit has from the owner.
         large: read files of one's own that are beyond the bounds on files of strangers.
-    Raises: CertificateError with the first thing that does not hold; within 2 seconds and 200 MB, unless `large`.
+    Raises: CertificateError with the first thing that does not hold, or if the owner withdrew the certificate; within
+        2 seconds and 200 MB, unless `large`.
     """
     data = load_json(path, FORMAT, PLAN_FORMAT, old=_OLD, large=large)
     if data["format"] == PLAN_FORMAT:
@@ -547,11 +601,29 @@ def verify(
             raise CertificateError("the file is a plan, which has not run: a receipt belongs to a certificate")
         return Verification(plan_of(data, large=large), None)
     certificate = Certificate._of(data, large)
+    note = _check_withdrawn(certificate, Path(path).with_suffix(_NOTE))
     found = None if evidence is None else Evidence.load(evidence, certificate, large=large)
     own = None if receipt is None else Receipt.load(receipt, large=large)
     if own is not None:
         certificate.check(own, large=large)
-    return Verification(certificate.plan, certificate, found, own)
+    return Verification(certificate.plan, certificate, found, own, note)
+
+
+def _check_withdrawn(certificate: Certificate, path: Path) -> bool:
+    """Whether a note lies there that withdraws nothing. Raises: CertificateError for one that does."""
+    if not path.exists():
+        return False
+    try:
+        note = check_names("note", load_json(path, _NOTE_FORMAT), {
+            "format", "key_fingerprint", "shown", "date", "reason"
+        })  # fmt: skip
+        shown = bytes.fromhex(hexadecimal(note, "shown", 64))
+    except CertificateError:
+        return True  # whoever put it there, it is not the owner's
+    if not certificate.withdrawal or sha256(shown).hexdigest() != certificate.withdrawal:
+        return True
+    when, reason = quoted(note["date"], 12), quoted(note["reason"], _LONGEST_REASON)
+    raise CertificateError(f"the owner withdrew this certificate on {when}: {reason}. Do not rely on it")
 
 
 def _claim(shown: Plan, steps: int, fingerprint: str, isolation: Isolation | None) -> str:

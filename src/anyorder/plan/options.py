@@ -63,7 +63,7 @@ def order(
     if isinstance(order, Participation):
         if cycle is not None or max_batch_size is not None or drop_last:
             raise ArgumentError(
-                "cycle, max_batch_size and drop_last are options of a word, and a participation says them itself, got "
+                "cycle, max_batch_size and drop_last are options of a word, and an order says them itself, got "
                 f"cycle={cycle!r}, max_batch_size={max_batch_size!r}, drop_last={drop_last!r} together with {order!r}"
             )
     elif order is not None and not isinstance(order, str):

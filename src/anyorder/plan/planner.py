@@ -234,7 +234,7 @@ def _read_loader(
         )
     if epochs is None:
         raise ArgumentError("epochs must be given together with loader")
-    from anyorder.sampling.found import find_participation  # the only one here that needs torch
+    from anyorder.sampling.recognition import find_participation  # the only one here that needs torch
 
     key = None if isinstance(unit, str) and unit == "example" else unit
     found = find_participation(loader, epochs, unit=key)
@@ -262,7 +262,7 @@ def _given_order(order: Participation, epochs: int | None, batch_size: int | Non
     check_order(order)
     if epochs is not None:
         raise ArgumentError(
-            f"epochs must not be given together with a participation, which says all steps, got epochs={epochs!r}"
+            f"epochs must not be given together with an order, which says all steps, got epochs={epochs!r}"
         )
     if batch_size is None:
         raise ArgumentError("batch_size must be given: it is the constant that gradient sums are divided by")

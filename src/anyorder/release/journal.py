@@ -78,8 +78,8 @@ class Journal:
                 raise CheckpointError(
                     f"{journal.path} is of a run that took steps, and whose checkpoint {checkpoint} is gone: a new run "
                     "on the same data would be released beside it, with other noise. Put the checkpoint back to go on "
-                    "with that run; or, to begin another one all the same, remove the journal: what both tell of a "
-                    "unit is then the composition of two runs"
+                    "with that run. Or begin another one in a checkpoint file of another name, and leave the journal: "
+                    "what both tell of a unit adds up (ao.compose of both plans; in a budget, an entry for each)"
                 )
             elif data.startswith(_ANY_MARK) or _ANY_MARK.startswith(data.rstrip(b"\0")):
                 journal._log.append(journal._head)

@@ -35,13 +35,14 @@ a Python generator, an object of a C extension), and what the training loop draw
 """
 
 import random
+import sys
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import lru_cache, partial
 from hashlib import blake2b, shake_128
 from itertools import islice
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import BuiltinMethodType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, cast
 
 import numpy as np
@@ -192,7 +193,8 @@ def held_generators(*owners: Any) -> list[Generator]:
     """The generators that these objects lead to, besides those of the process.
 
     By attributes, slots, containers, closures, partial applications, bound methods, and the global names that functions
-    read: those of the objects' classes too, but not of large packages, whose objects keep generators in attributes.
+    read, with what they read of modules and classes of these names: those of the objects' classes too, but not of large
+    packages, whose objects keep generators in attributes.
     Nearest first, and no further than some hundred objects. Cost: some 50 microseconds for a data set of one's own.
     """
     found: list[Generator] = []
@@ -204,6 +206,8 @@ def held_generators(*owners: Any) -> list[Generator]:
         seen.add(id(one))
         if isinstance(one, Generator):
             found.append(one)
+        elif isinstance(one, np.random.BitGenerator):
+            found.append(np.random.Generator(one))
         else:
             waiting += _parts(one)
     return found
@@ -220,6 +224,8 @@ def _parts(one: Any) -> Iterable[Any]:
         return () if is_of_library(one.__module__) else _of_function(one)
     if kind in (MethodType, classmethod, staticmethod):
         return getattr(one, "__self__", None), one.__func__
+    if kind is BuiltinMethodType:
+        return (one.__self__,)
     if kind is partial:
         return one.func, *one.args, *one.keywords.values()
     if kind is property:
@@ -246,8 +252,26 @@ def _of_function(function: FunctionType) -> list[Any]:
     for cell in function.__closure__ or ():
         with suppress(ValueError):  # nothing is in it yet
             found.append(cell.cell_contents)
-    namespace = function.__globals__
-    return [*found, *(namespace[name] for name in _global_names(function.__code__) if name in namespace)]
+    namespace, names = function.__globals__, _global_names(function.__code__)
+    found += [namespace[name] for name in names if name in namespace]
+    imported = [sys.modules[name] for name in names if name in sys.modules]  # perhaps by the function itself
+    return [*found, *_read_of([*found, *imported], names)]
+
+
+def _read_of(owners: Iterable[Any], names: tuple[str, ...]) -> Iterator[Any]:
+    """What the modules and classes among these have under the names, and what modules and classes there have."""
+    waiting, seen = deque(owners), set[int]()
+    while waiting:
+        one = waiting.popleft()
+        if not isinstance(one, (ModuleType, type)) or id(one) in seen:
+            continue
+        seen.add(id(one))
+        own = [one] if isinstance(one, ModuleType) else [kind for kind in one.__mro__ if kind.__module__ != "builtins"]
+        if is_of_library(one.__name__ if isinstance(one, ModuleType) else one.__module__):
+            continue
+        parts = [vars(each)[name] for each in own for name in names if name in vars(each)]
+        yield from parts
+        waiting += parts
 
 
 @lru_cache(maxsize=1024)
@@ -279,11 +303,13 @@ class FetchPlace:
     Attributes:
         start: the batch that the next iteration begins with, which the loader tells.
         batch: the address of the batch that was fetched last; another object for each fetch.
+        generators: all that data set and collation may draw from, where the loader looked for them just now.
     """
 
     def __init__(self) -> None:
         self.start = 0
         self.batch: tuple[Any, ...] = ()
+        self.generators: list[Generator] = []
 
 
 def seeded_parts(loader: DataLoader[Any], seeds: Seeds, place: FetchPlace) -> dict[str, Any]:
@@ -374,8 +400,7 @@ class SeededDataset(Dataset[Any]):
             return fetch(list(indices))
         if self._one_by_one:
             return None
-        generators = self._generators()
-        reseed(generators, self._seeds.at("at once", indices.position))
+        generators = self._place.generators or self._generators()
         before = [_state(generator) for generator in generators]
         found = fetch(list(indices))
         self._one_by_one = before != [_state(generator) for generator in generators]
@@ -405,7 +430,8 @@ def _state(generator: Generator) -> Any:
         case random.Random():
             return generator.getstate()
         case np.random.RandomState():
-            return repr([np.asarray(part).tobytes() for part in generator.get_state()])
+            kind, *parts = generator.get_state()
+            return kind, *(np.asarray(part).tobytes() for part in parts)
         case np.random.Generator():
             return repr(generator.bit_generator.state)
 

@@ -349,7 +349,7 @@ def read_batcher(loader: DataLoader[Any], batcher: Any) -> Reading:
     if kind is SecretBatchSampler:
         if batcher.rule.draw_probability is not None:
             return SecretBatches(batcher)
-        told = f"the batches are those of a plan already: {batcher.phrase}; give its participation as order="
+        told = f"the batches are those of a plan already: {batcher.phrase}; give its order as order="
         return SecretBatches(batcher, told)
     if is_of(batcher, "opacus.utils.uniform_sampler", "UniformWithReplacementSampler"):
         q, steps, total = batcher.sample_rate, len(batcher), batcher.num_samples
@@ -523,7 +523,8 @@ def read_order(loader: DataLoader[Any], seed: int | bytes) -> Order:
     if isinstance(loader.dataset, IterableDataset):
         raise LoaderError(
             "the order of an IterableDataset is not known beforehand; name its units with unit= in make_private, and "
-            "pass order= to ao.plan, which the ledger then enforces step by step"
+            "pass order= and unit='user' (what you call one of them) to ao.plan; the ledger then enforces it step "
+            "by step"
         )
     read = read_batcher(loader, _batcher(loader))
     if isinstance(read, SecretBatches):  # whose members are known, whatever a plan says of it

@@ -332,7 +332,9 @@ class Joining:
         if self.numbers is not None and not all(part.dim() and part.shape[0] == 1 for part in parts):
             raise LoaderError(
                 "collate_fn is called on each example alone, and must then give tensors with one row, of shape "
-                "(1, ..): it drops, repeats or packs examples, or gives a number for the whole batch"
+                "(1, ..): it drops, repeats, packs or does not stack examples (as tuple(zip(*batch)) does), or gives a "
+                "number for the whole batch. For detection stack the images, and pad boxes and labels to one public "
+                "number in the data set"
             )
         if len({(part.dtype, part.dim()) for part in parts}) > 1:
             raise LoaderError("collate_fn gives one example tensors of another dtype, or of more dimensions")

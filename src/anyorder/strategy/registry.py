@@ -26,7 +26,7 @@ from anyorder.strategy import (
     independent,
     low_rank,
     rescaled,
-    restarted,
+    restarted_blt,
     toeplitz,
     tree,
 )
@@ -39,7 +39,7 @@ from anyorder.strategy.dense import Dense
 from anyorder.strategy.independent import Independent
 from anyorder.strategy.low_rank import BandedLowRank
 from anyorder.strategy.rescaled import Rescaled
-from anyorder.strategy.restarted import RestartedBLT
+from anyorder.strategy.restarted_blt import RestartedBLT
 from anyorder.strategy.rounding import Change, under_coins
 from anyorder.strategy.toeplitz import SquareRoot, ToeplitzBanded
 from anyorder.strategy.tree import Tree
@@ -142,7 +142,7 @@ class Kind(NamedTuple):
         variances: the noise in the iterates.
         rounding: what float32 does to it.
         examples: by name, strategies for any n >= 1 on which every law is tested: odd ones, not the nicest.
-        fit: how it is fitted; None where there is nothing to fit.
+        fit: how it is fitted; None, which the row says, where there is nothing to fit.
         sizes: in the order in which they are said.
     """
 
@@ -155,7 +155,7 @@ class Kind(NamedTuple):
     variances: Variances
     rounding: Rounding
     examples: dict[str, Example]
-    fit: Fit | None = None
+    fit: Fit | None
     sizes: tuple[Size, ...] = ()
 
 
@@ -230,6 +230,7 @@ KINDS: tuple[Kind, ...] = (
         worst=Worst(independent.bound, independent.units),
         variances=Variances(independent.way, closed=True),
         rounding=Rounding(independent.change, independent.under_coins),
+        fit=None,
         examples={"independent": Independent},
     ),
     Kind(
@@ -267,6 +268,7 @@ KINDS: tuple[Kind, ...] = (
         worst=_OF_TOEPLITZ,
         variances=Variances(toeplitz.way),
         rounding=_OF_SERIES,
+        fit=None,
         examples={"square root": SquareRoot},
     ),
     Kind(
@@ -310,14 +312,15 @@ KINDS: tuple[Kind, ...] = (
         worst=Worst(rescaled.bound, rescaled.units),
         variances=_BY_COLUMNS,  # scales are taken off before
         rounding=Rounding(_change_of_rescaled, _rescaled_under_coins),
+        fit=None,
         examples={"rescaled": lambda n: Rescaled(SquareRoot(n), np.linspace(1, 2, n))},
     ),
     Kind(
         RestartedBLT, "restarted_blt", "restarted blt", RestartedBLT, Structure.RESTARTED,
-        worst=Worst(restarted.bound, restarted.units),
-        variances=Variances(restarted.way),
-        rounding=Rounding(restarted.change, restarted.under_coins),
-        fit=Fit("restarted_blt", restarted.fit_restarted),
+        worst=Worst(restarted_blt.bound, restarted_blt.units),
+        variances=Variances(restarted_blt.way),
+        rounding=Rounding(restarted_blt.change, restarted_blt.under_coins),
+        fit=Fit("restarted_blt", restarted_blt.fit_restarted),
         sizes=(_BUFFERS,),
         examples={"restarted": _restarted, "restarted twice": lambda n: _restarted(n, 2)},
     ),

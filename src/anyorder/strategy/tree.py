@@ -483,7 +483,14 @@ class Tree(Combination):
 
 
 def bound(strategy: Tree, pattern: Pattern) -> Bound:
-    """Exact. Costs: see `units`, `tree_epochs`, `tree_separation`."""
+    """Exact, with restarts too: no node counts steps of two `subtrees`, and a restart begins new ones.
+
+    So their squared counts add up, and each case goes through the subtrees from left to right. What it carries from
+    one to the next is what a unit's pattern still forbids there: a second step of an epoch that goes on, or a step too
+    near to the last.
+
+    Costs: see `units`, `_squared_per_epoch`, `_squared_separated`.
+    """
     match pattern:
         case Listed():
             squared = int(_counts_squared(strategy, pattern.steps, pattern.indices).max())

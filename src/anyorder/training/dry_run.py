@@ -38,14 +38,17 @@ def try_model(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     Returns: whether it could be tried.
     Raises: ModelError for a model that keeps what it is given, where what it returns later depends on that.
     Warns: ModelWarning.
-    Cost: a copy of the model without its parameters, some forward passes and one backward pass of two rows.
+    Cost: a copy of the model without its parameters, some forward passes and one backward pass of two rows, of texts
+        cut to a few tokens where the model takes them.
     """
     eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
     with alone(0), warnings.catch_warnings(), eager:
         warnings.simplefilter("ignore")  # the first batch tells of them
         try:
-            kept = _kept(model, args, kwargs)
-            found = [] if kept else _problems(model, args, kwargs)
+            try:
+                kept, found = _tried(model, *_shortened(args, kwargs))
+            except Exception:  # not every model takes other lengths
+                kept, found = _tried(model, args, kwargs)
         except Exception:
             return False  # it cannot be copied, or takes no made-up data: the first batch tells what there is to tell
     if kept:
@@ -62,12 +65,35 @@ def try_model(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     return True
 
 
+Kept = tuple[list[str], bool] | None
+
+
+def _tried(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Kept, list[str]]:
+    """What it keeps, and else what a user should know of it."""
+    kept = _kept(model, args, kwargs)
+    return kept, [] if kept else _problems(model, args, kwargs)
+
+
 def _listed(names: Sequence[str]) -> str:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more
 
 
 # -- made-up data ----------------------------------------------------------------------------------------------------
+
+_SHORT = 8  # tokens: a model of sequences does with a few what it does with many, in less of the first step's time
+
+
+def _shortened(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
+    """The inputs with the first tokens of texts alone, and of what goes with them: for their shapes."""
+    tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    lengths = {t.shape[1] for t in tensors if t.dim() == 2 and not t.is_floating_point() and t.shape[1] > _SHORT}
+
+    def short(leaf: Any) -> Any:
+        is_text = isinstance(leaf, Tensor) and leaf.dim() > 1 and leaf.shape[1] in lengths
+        return leaf[:, :_SHORT] if is_text else leaf
+
+    return pytree.tree_map(short, (args, kwargs))  # type: ignore[no-any-return]
 
 
 def _made_up(
@@ -118,7 +144,7 @@ def _run(model: nn.Module, inputs: Inputs) -> list[Tensor]:
 
 
 @torch.no_grad()
-def _kept(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[str], bool] | None:
+def _kept(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Kept:
     """Where the model keeps what differs between two copies, called equally often, and whether outputs follow it.
 
     What the copies share, a class perhaps or a global, moves by the calls of both: so the larger data come second.
@@ -131,7 +157,7 @@ def _kept(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
         return _moved(model, probe, others)
 
 
-def _moved(model: nn.Module, probe: Inputs, others: Sequence[Inputs]) -> tuple[list[str], bool] | None:
+def _moved(model: nn.Module, probe: Inputs, others: Sequence[Inputs]) -> Kept:
     one, other = _twin(model), _twin(model)
     before = state_of(one)
     for _ in others:

@@ -61,11 +61,12 @@ from anyorder.release.ranks import OneProcess
 from anyorder.release.release import Release
 from anyorder.release.schedules import Adaptive
 from anyorder.release.weights import digests
+from anyorder.sampling.batch_identity import Batch
 from anyorder.sampling.draws import ModelDraws, Seeds
-from anyorder.sampling.found import find_participation, planned_order
-from anyorder.sampling.identity import check_same_rows
-from anyorder.sampling.loader import Batch, PrivateLoader, Unit
+from anyorder.sampling.loader import PrivateLoader, Unit
 from anyorder.sampling.read_loader import check_loader, is_plain, read_order
+from anyorder.sampling.recognition import find_participation, planned_order
+from anyorder.sampling.row_digests import check_same_rows
 from anyorder.sampling.secret import secret_loader
 from anyorder.sampling.shapes import ByShape, PadTo, PublicShapes
 from anyorder.training.distributed import (
@@ -230,14 +231,19 @@ class Training:
         # units: whose rows the model is called on
         given = (args, kwargs)
         args, kwargs = unwatched(args), unwatched(kwargs)
-        tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        plain = not kwargs and all(type(x) is Tensor for x in args)  # as most models are called
+        leaves = args if plain else pytree.tree_leaves((args, kwargs))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         batch, units = self._batch_of(tensors) if self._group is None else self._batch_of_ranks(tensors, step)
         if waiting.batches:
             ledger.check(step, [*waiting.units, *units] if len(waiting.units) else units)
         else:
             units = ledger.check(step, units)  # which the ledger knows again when the step is made
         # bound: what comes back is a sum of vectors of norm at most clip_norm, one for each unit
-        groups = numbered(batch.units)
+        alone = (
+            self._group is None and not waiting.batches and len(units) == len(batch.units)
+        )  # as most batches come: every row is a unit
+        groups = np.arange(len(units)) if alone else numbered(batch.units)
         if batch.padding:
             groups = np.append(groups, len(groups) + np.arange(batch.padding))
         if self._whole is not None:
@@ -374,13 +380,11 @@ class Training:
         if self._whole is not None:
             self._whole.drop()
         if self._shards is None:
-            dense = self._dense.values()
-            if len(private) < len(dense):  # one vector
-                sizes = [p.numel() for p in dense]
-                # each of its own memory: in how many pieces a sum comes follows from numbers, lengths, who is there,
-                # and a file of one gradient would have all of the vector in it
-                private = [x.clone() for x in torch.split(private[0], sizes)]
-            gradients = [(p, x.view(p.shape).to(p.dtype)) for p, x in zip(dense, private, strict=True)]
+            if len(private) < len(self._dense):  # one vector, of which each gradient counts its own versions
+                sizes = [p.numel() for p in self._dense.values()]
+                private = [x.data for x in private[0].split_with_sizes(sizes)]
+            gradients = [(p, x.view(p.shape)) for p, x in zip(self._dense.values(), private, strict=True)]
+            gradients = [(p, x if x.dtype == p.dtype else x.to(p.dtype)) for p, x in gradients]
         else:
             gradients = list(self._shards.gradients(private))
         for p, gradient in gradients:
@@ -704,10 +708,13 @@ def check_released(released: Any, plan: Plan, in_group: bool) -> None:
         raise ArgumentError("released= is for one process, so far: measure on public data, or train in one process")
 
 
+_SMALL = 1 << 18  # numbers that are copied sooner than called for one by one
+
+
 def pieces_of(sums: Mapping[str, Tensor], names: Mapping[str, Any]) -> list[Tensor]:
     """The sums, flat and one behind the other, of one dtype, the widest of them; they may be the sums themselves.
 
-    One piece, where they are all that there is of one vector, in its order.
+    One piece, where they are all that there is of one vector, in its order, or are so small that a copy is.
     """
     tensors = [sums[name] for name in names]
     whole, place = tensors[0]._base if tensors else None, 0
@@ -721,7 +728,8 @@ def pieces_of(sums: Mapping[str, Tensor], names: Mapping[str, Any]) -> list[Tens
     pieces = [x.reshape(-1) for x in tensors]
     dtypes = set(map(attrgetter("dtype"), pieces))
     if len(dtypes) <= 1:
-        return pieces
+        small = len(pieces) > 1 and sum(map(len, pieces)) <= _SMALL and len({x.device for x in pieces}) == 1
+        return [torch.cat(pieces)] if small else pieces
     widest = functools.reduce(torch.promote_types, dtypes)
     return [x.to(widest) for x in pieces]
 

@@ -1,4 +1,4 @@
-"""`anyorder publish`."""
+"""`anyorder publish` and `anyorder withdraw`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,10 +6,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from anyorder.app import folder
 from anyorder.app.cli.output import Json, one_line_errors, print_json
 from anyorder.app.publishing import publish as copy
+from anyorder.plan.certificate import Certificate, Evidence
 
-__all__ = ["publish"]
+__all__ = ["publish", "withdraw"]
 
 
 @one_line_errors
@@ -38,3 +40,33 @@ def publish(
     console.print(f"{place}: {', '.join(shown)}", highlight=False, markup=False, soft_wrap=True)
     if left:
         console.print(f"left in {run}: {', '.join(left)}", highlight=False, markup=False, soft_wrap=True)
+
+
+@one_line_errors
+def withdraw(
+    certificate: Annotated[Path, typer.Argument(help="The certificate (run.privacy.json), where it is shown.")],
+    reason: Annotated[str, typer.Option(help="Why, for everybody.")],
+    evidence: Annotated[
+        Path | None, typer.Option(help="The run's evidence, secret. Default: that in the folder of the run.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Withdraw a certificate: a note beside it, which verify finds.
+
+    $ anyorder withdraw runs/mine/run.privacy.json --reason "a person was in it twice"
+
+    The note shows that the run's owner wrote it, as the certificate has the hash of
+    a number that follows from the evidence's key. It holds for every certificate of
+    the run: put a copy beside each, as run.privacy.withdrawn.json. From then on
+    anyorder verify refuses them, and says why.
+
+    Exit code 0; 1 where certificate and evidence do not belong together.
+    """
+    shown = Certificate.load(certificate, large=True)
+    note = Evidence.load(evidence or certificate.parent / folder.EVIDENCE, shown, large=True).withdraw(
+        certificate, reason
+    )
+    if as_json:
+        print_json({"output": str(note)})
+        return
+    Console().print(f"withdrawn: {note}", highlight=False, markup=False, soft_wrap=True)

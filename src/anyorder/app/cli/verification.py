@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from anyorder.accounting.amplification.claims import Amplified, fresh_interval, watched
+from anyorder.accounting.curves import compose
 from anyorder.app import report as audit_files
 from anyorder.app.cards import card, facts_panel, receipt_facts, search_verdict, verdict
 from anyorder.app.cli.output import Json, fail, one_line_errors, print_json
@@ -28,10 +29,11 @@ __all__ = ["verify"]
 
 @one_line_errors
 def verify(
-    file: Annotated[
-        Path,
+    files: Annotated[
+        list[Path],
         typer.Argument(
-            help="A certificate (run.privacy.json, search.privacy.json) or a plan (plan.json): public files."
+            help="A certificate (run.privacy.json, search.privacy.json) or a plan (plan.json): public files. Several: "
+            "what holds for those who are in all of them."
         ),
     ],
     evidence: Annotated[
@@ -78,11 +80,18 @@ def verify(
     added, and that order, units and clipping were what the file says.
 
     Of the certificate of a search (search.privacy.json) epsilon of the whole
-    search is recomputed.
+    search is recomputed. Of several certificates each is checked, and the epsilon
+    of all of them together is computed, for people who are in every one.
 
     Exit code 0 if all holds, 1 if anything does not, the file cannot be read, or
     it takes more time than a stranger's file is given: then pass --large.
     """
+    if len(files) > 1:
+        if (evidence, receipt, audit, model) != (None, None, None, None) or fresh:
+            raise ArgumentError("evidence, receipt, audit, model and --fresh belong to one file: give it alone")
+        _verify_together(files, large, as_json)
+        return
+    file = files[0]
     try:
         if mentions(file, f'"{SEARCH}"', large=large):
             if (evidence, receipt, audit, model) != (None, None, None, None):
@@ -144,6 +153,38 @@ def _realised(certificate: Certificate, realised: Realised, backed: bool) -> tup
         told = "as the evidence has it" if backed else "which is unchecked and implausible. Rest on the planned epsilon"
         return f"nothing: nobody took part in any of {steps}, {told}", False
     return f"of who took part{'' if backed else ' as the file says, which is unchecked'}: {epsilon}", True
+
+
+def _verify_together(files: list[Path], large: bool, as_json: bool) -> None:
+    """Each certificate, and what they claim together. The same people are in all of them, at worst."""
+    try:
+        found = [Certificate.load(file, large=large) for file in files]
+        if len({one.key_fingerprint for one in found}) < len(found):
+            raise CertificateError(
+                "two of the certificates are of one noise key: of one run, which counts once, or of two that used the "
+                "same noise, of which nothing can be claimed"
+            )
+        together, delta = compose(*found), max(one.plan.delta for one in found)
+        epsilon = together.epsilon(delta)
+    except AnyorderError as problem:
+        if as_json:
+            print_json({"ok": False, "files": [str(file) for file in files], "problem": str(problem)})
+            raise typer.Exit(1) from problem
+        fail(f"NOT verified: {problem}", 1)
+    if as_json:
+        each = [{"file": str(file), "claims": one.plan.claims()} for file, one in zip(files, found, strict=True)]
+        print_json({"ok": True, "files": each, "together": {"epsilon": epsilon, "delta": delta, "mu": together.mu}})
+        return
+    console = Console()
+    for file, one in zip(files, found, strict=True):
+        claim = f"epsilon <= {rounded_up(one.epsilon)} at delta = {one.plan.delta:g}"
+        console.print(f"ok  {file}: {claim}", highlight=False, markup=False, soft_wrap=True)
+    console.print(
+        "--  not checked: that the runs were on the same people, that there were no others, and that no plan was "
+        "chosen by what an earlier run released (for that there is anyorder budget)", highlight=False, markup=False,
+    )  # fmt: skip
+    promise = f"epsilon <= {rounded_up(epsilon)} at delta = {delta:g}, for one {found[0].plan.unit} in all of them"
+    console.print(f"verified: together they claim {promise}", style="green")
 
 
 def check_model(certificate: Certificate | None, model: Path) -> str:

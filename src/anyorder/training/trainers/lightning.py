@@ -88,9 +88,8 @@ class PrivacyCallback(_lightning.pytorch.Callback):  # type: ignore[misc, name-d
         net = getattr(module, self._network, None)
         if not isinstance(net, nn.Module):
             raise ArgumentError(f"network must name a module of {type(module).__name__}, got {self._network!r}")
-        outside = {name for name, p in module.named_parameters() if p.requires_grad} - {
-            f"{self._network}.{name}" for name, _ in net.named_parameters()
-        }
+        inside = {id(p) for p in net.parameters()}  # a layer may have a second name outside
+        outside = {name for name, p in module.named_parameters() if p.requires_grad and id(p) not in inside}
         if outside:
             raise ArgumentError(
                 f"network {self._network!r} must hold all trainable parameters, but {', '.join(sorted(outside))} "

@@ -21,7 +21,7 @@ import time
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from hashlib import blake2b
 from types import BuiltinFunctionType, FunctionType
 from typing import Any, NamedTuple
@@ -61,10 +61,11 @@ class Noted(NamedTuple):
     names: Integers
     digests: Integers
 
-    def changed(self, now: "Noted") -> tuple[int, int]:
-        """How many of the rows that both have differ, and how many both have."""
+    def changed(self, now: "Noted", nothing: int | None = None) -> tuple[int, int]:
+        """How many of the rows that both have differ, and how many both have; a row of `nothing` now does not."""
         _, here, there = np.intersect1d(self.names, now.names, assume_unique=True, return_indices=True)
-        return int(np.count_nonzero(self.digests[here] != now.digests[there])), len(here)
+        before, after = self.digests[here], now.digests[there]
+        return int(np.count_nonzero((before != after) & (after != nothing))), len(here)
 
 
 class ExampleDigests:
@@ -85,6 +86,7 @@ class ExampleDigests:
         self._seeds, self._key = Seeds(source.derive(b"draws").key), source.derive(b"digests").key
         self._salt = np.uint64(int.from_bytes(source.derive(b"sample").key[:8], "little"))
         self._noted: Noted | None = None
+        self._is_stable = True  # whether a row is the same whenever it is read
         self._rest: Integers | None = None  # indices of rows that are not noted yet
         self._is_kept = False  # whether in a checkpoint
         self._epoch_began: float | None = None
@@ -110,28 +112,29 @@ class ExampleDigests:
         self.sample()
         assert self._noted is not None
         self._is_kept, kept = True, self._noted
-        if len(kept.names) < _SAMPLE:
-            return  # all there are, or none, where they cannot be compared
+        if not self._is_stable:
+            return
         if self._rest is None:
-            indices = self._in_turn()
-            self._rest = indices[~np.isin(self._names(indices), kept.names)]
+            self._rest = self._in_turn()[_SAMPLE:]
         if len(self._rest):
             until = time.monotonic() + (_SECONDS if seconds is None else seconds)
-            with suppress(Exception):  # as in `_stable`
-                more = self._read(self._rest, self._loader.num_workers, until)
-                self._noted = Noted(*(np.concatenate(pair) for pair in zip(kept, more, strict=True)))
-                self._rest = self._rest[len(more.names) :]
+            digests, is_read = self._tried(self._rest, self._loader.num_workers, until)
+            more = Noted(self._names(self._rest[: len(is_read)][is_read]), digests[is_read])
+            self._noted = Noted(*(np.concatenate(pair) for pair in zip(kept, more, strict=True)))
+            self._rest = self._rest[len(is_read) :]
 
     def begin_epoch(self, is_first: bool) -> None:
         """Compare the sample with that of the run's begin, in all epochs but the first, and keep more of the rows.
 
         Raises: LoaderError.
         """
+        if not self._reads_at_ease:
+            return
         before, now, began = self.sample(), time.monotonic(), self._epoch_began
         self._epoch_began = now
-        if is_first or not self._reads_at_ease:
+        if is_first:
             return
-        if before.changed(self._found(before))[0]:
+        if self._changed(before)[0]:
             raise LoaderError(
                 "the rows of the data set are not those of the epoch before: dataset[i] is another example now. The "
                 "claim counts how often an example comes by its index. Keep the data set as it is and let the loader "
@@ -143,10 +146,13 @@ class ExampleDigests:
     def check_resumed(self, saved: Mapping[str, Any]) -> None:
         """Compare all rows that a checkpoint has with those of now, and keep what it has.
 
+        A row that is None now is one whose person withdrew: with `like=` it adds zero to all sums, so that nobody's
+        count grows. What it was is kept, and nobody else can come in its place.
+
         Raises: CheckpointError, whose `changed` says how many of how many: for the owner of the data, not for logs.
         """
         before = Noted(*(np.asarray(saved[part], np.int64) for part in Noted._fields))
-        changed, compared = before.changed(self._found(before))
+        changed, compared = self._changed(before)
         if changed:
             problem = CheckpointError(
                 "the rows of the data set are not those with which this run began: dataset[i] is another example than "
@@ -184,6 +190,10 @@ class ExampleDigests:
             words = (words ^ (words >> np.uint64(shift))) * np.uint64(factor)
         return indices[np.argsort(words ^ (words >> np.uint64(31)), kind="stable")]
 
+    def _changed(self, before: Noted) -> tuple[int, int]:
+        """How many of these rows are others now, of how many. One that is None now is one whose person withdrew."""
+        return before.changed(self._found(before), int(_as_integers(digest_of(None, self._key))[0]))
+
     def _found(self, before: Noted) -> Noted:
         """The rows of these names, as they are now."""
         indices, names = self._all()
@@ -192,13 +202,12 @@ class ExampleDigests:
 
     def _stable(self, indices: Integers) -> Noted:
         """Rows that are the same when they are read again, in another order; none if one of them is not."""
-        try:
-            both = self._read(np.concatenate([indices, indices[::-1]]), 1)
-        except Exception:  # it comes again where the loop reads that row, if ever: an unknown sampler may know better
-            return Noted(indices[:0], indices[:0])
-        first, again = both.digests[: len(indices)], both.digests[: len(indices) - 1 : -1]
-        if np.array_equal(first, again):
-            return Noted(both.names[: len(indices)], first)
+        digests, is_read = self._tried(np.concatenate([indices, indices[::-1]]), 1)
+        first, again = digests[: len(indices)], digests[: len(indices) - 1 : -1]
+        good = is_read[: len(indices)] & is_read[: len(indices) - 1 : -1]
+        if np.array_equal(first[good], again[good]):
+            return Noted(self._names(indices[good]), first[good])
+        self._is_stable = False
         kind = type(self._loader.dataset)
         warnings.warn(
             f"dataset[i] of {kind.__module__}.{kind.__qualname__} is not the same when it is read again under the same "
@@ -208,7 +217,28 @@ class ExampleDigests:
             UserWarning,
             stacklevel=2,
         )
-        return Noted(both.names[:0], first[:0])
+        return Noted(indices[:0], first[:0])
+
+    def _tried(self, indices: Integers, workers: int, until: float = np.inf) -> tuple[Integers, NDArray[np.bool_]]:
+        """(digests, whether it could be read) of these rows, or of the first ones by that time.
+
+        What a row raises comes again where the loop reads that row, if ever: a sampler of one's own may leave it out.
+        """
+        try:
+            found = self._read(indices, workers, until).digests
+            return found, np.ones(len(found), bool)
+        except Exception:
+            made: list[Integers | None] = []
+        here = not self._loader.num_workers
+        with alone(self._seeds.at("rows"), held_generators(self._loader.dataset)) if here else nullcontext():
+            reader = iter(self._reader(indices, min(workers, self._loader.num_workers), 1))
+            while len(made) < len(indices) and time.monotonic() <= until:
+                try:
+                    made.append(next(reader))
+                except Exception:  # of this row alone: the reader goes on behind it
+                    made.append(None)
+        digests = [np.zeros(1, np.int64) if one is None else one for one in made]
+        return np.concatenate([np.empty(0, np.int64), *digests]), np.array([one is not None for one in made], bool)
 
     def _read(self, indices: Integers, workers: int, until: float = np.inf) -> Noted:
         """The digests of these rows, or of the first ones by that time."""
@@ -228,11 +258,11 @@ class ExampleDigests:
         joined = np.concatenate([np.empty(0, np.int64), *digests])
         return Noted(self._names(indices[: len(joined)]), joined)
 
-    def _reader(self, indices: Integers, workers: int) -> DataLoader[Any]:
+    def _reader(self, indices: Integers, workers: int, size: int | None = None) -> DataLoader[Any]:
         """A loader of digests, by the user's own workers."""
         loader, dataset = self._loader, self._loader.dataset
         one = loader.batch_sampler is None or fetches_many(dataset)  # what comes is of all indices together
-        chunks = [BatchIndices(chunk.tolist(), 0) for chunk in _chunks(indices, 1 if one else _CHUNK)]
+        chunks = [BatchIndices(chunk.tolist(), 0) for chunk in _chunks(indices, 1 if one else size or _CHUNK)]
         place: dict[str, Any] = {"batch_sampler": chunks}
         if loader.batch_sampler is None:
             place = {"batch_size": None, "sampler": chunks}
@@ -351,11 +381,16 @@ def _of_tensors(dataset: TensorDataset, indices: Integers, key: bytes) -> Intege
         raw, size = rows.reshape(-1).view(torch.uint8).numpy().tobytes(), rows[0].numel() * rows.element_size()
         columns.append((_head_of(rows.dtype, rows.shape[1:]), raw, size))
     head = f"tuple {len(columns)} ".encode()
-    made = []
-    for i in range(len(indices)):
-        parts = (part for top, raw, size in columns for part in (top, raw[i * size : (i + 1) * size]))
-        made.append(blake2b(head + b"".join(parts), digest_size=8, key=key).digest())
-    return _as_integers(b"".join(made))
+
+    def content(i: int) -> bytes:
+        return head + b"".join(top + raw[i * size : (i + 1) * size] for top, raw, size in columns)
+
+    return digests_of(map(content, range(len(indices))), key)
+
+
+def digests_of(contents: Iterable[bytes], key: bytes) -> Integers:
+    """The digests of rows that are bytes."""
+    return _as_integers(b"".join(blake2b(content, digest_size=8, key=key).digest() for content in contents))
 
 
 def _as_integers(digests: bytes) -> Integers:

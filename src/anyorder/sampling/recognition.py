@@ -72,7 +72,7 @@ def planned_order(loader: DataLoader[Any], accumulate: int) -> Order:
     """The order of a checked loader, if a plan can be made of it. Raises: LoaderError."""
     order = read_order(loader, 0)
     if order.kind == "secret":
-        raise LoaderError(f"the batches are those of a plan already: {order.phrase}; give its participation as order=")
+        raise LoaderError(f"the batches are those of a plan already: {order.phrase}; give its order as order=")
     if order.kind == "poisson" and accumulate != 1:
         raise LoaderError(f"batches of Poisson sampling are steps each: accumulate must be 1, got {accumulate}")
     check_ranks(order)
@@ -98,7 +98,7 @@ def participation_of(
         )
     )  # fmt: skip
     if found is None:
-        raise LoaderError(f"no participation is known of this order: {order.phrase}")
+        raise LoaderError(f"this order is none that claims are proven for: {order.phrase}")
     return found
 
 

@@ -9,8 +9,8 @@ from torch.utils.data import DataLoader
 from anyorder.errors import LoaderError, ParticipationError
 from anyorder.ledger import replay
 from anyorder.participation import EpochShuffle, FixedOrder, PoissonSampling, SingleEpoch
-from anyorder.sampling.found import find_participation
 from anyorder.sampling.loader import PrivateLoader
+from anyorder.sampling.recognition import find_participation
 from anyorder.sampling.samplers import PoissonBatchSampler
 from sampling.loaders import (
     DATA,
@@ -130,7 +130,7 @@ REFUSED = {
         lambda: DataLoader(DATA, batch_sampler=Pairs()),
         "batch sampler Pairs is not known.*order=",
     ),
-    "stream": (lambda: DataLoader(Stream()), "IterableDataset.*unit=.*order="),
+    "stream": (lambda: DataLoader(Stream()), "IterableDataset.*unit=.*order= and unit='user'"),
     "list": (lambda: [torch.zeros(3)], "torch DataLoader.*got list"),
     "no batches": (lambda: DataLoader(DATA, batch_size=None), "batch_size=None"),
     "own iteration": (lambda: OwnLoader(DATA), "OwnLoader overrides"),
