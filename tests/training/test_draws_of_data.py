@@ -696,6 +696,27 @@ def test_data_that_does_not_draw_is_read_as_it_was():
         assert may_draw(other)
 
 
+def test_examples_do_not_hide_the_generators_of_transforms():
+    class Record:
+        def __init__(self, transform=None):
+            self.transform, self.boxes = transform, [Record.Box() for _ in range(9)]
+
+        class Box:
+            pass
+
+    def crop():
+        crop = partial(lambda own, x: own.random(), np.random.default_rng(1))
+        crops.append(crop.args[0])
+        return crop
+
+    crops = []
+    deep = {"records": [Record() for _ in range(1000)], "transform": partial(lambda t, x: t, [[crop()], [[crop()]]])}
+    assert [id(one) for one in held_generators(deep)] == [id(one) for one in crops]
+    shared = crop()
+    assert [id(one) for one in held_generators([Record(shared) for _ in range(1000)])] == [id(shared.args[0])]
+    assert len(held_generators([np.random.default_rng(i) for i in range(60)])) == 60
+
+
 def test_generators_are_found():
     own, global_ = np.random.default_rng(1), GLOBAL
 
@@ -715,3 +736,61 @@ def test_generators_are_found():
     assert {id(one) for one in found} == {id(own), id(Transform.shared), id(transform.list[0].inner["a"])}
     assert held_generators(partial(by_global_name, None)) == [global_]
     assert held_generators([random.SystemRandom()]) == held_generators(torch.rand(3), "text", nn) == []
+
+
+class OfTheUser(nn.Module):
+    """What it does is not known by its name."""
+
+    def __init__(self, p):
+        super().__init__()
+        self.line, self.drop = nn.Linear(3, 2), nn.Dropout(p) if p else nn.Identity()
+
+    def forward(self, x):
+        return self.drop(self.line(x))
+
+
+def trained(model, between=lambda engine: None):
+    """The released gradients of six steps, and how often generators were set for a forward pass."""
+    loader = DataLoader(TensorDataset(torch.linspace(-1, 1, 144).view(48, 3)), batch_size=B)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plan = ao.plan(loader=loader, epochs=1, epsilon=8, delta=1e-5, mechanism="independent")
+    engine = ao.PrivacyEngine(plan, key=KEY)
+    private, optimizer, loader = engine.make_private(model, optimizer, loader)
+    draws, seen, count = engine.training._draws, [], []
+    assert draws is not None
+    forward = draws.forward
+    draws.forward = lambda *where: count.append(where) or forward(*where)
+    for (x,) in loader:
+        between(engine)
+        optimizer.zero_grad()
+        private(x).square().sum().backward()
+        optimizer.step()
+        seen.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    return torch.stack(seen), len(count)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.5])
+def test_generators_are_left_alone_where_a_tape_draws_nothing(p):
+    torch.manual_seed(0)
+    model = OfTheUser(p)
+    other = OfTheUser(p)
+    other.load_state_dict(model.state_dict())
+    made, often = trained(model)
+    again, always = trained(other, lambda engine: engine.training._clipping.programs.drop())
+    assert (often, always) == (6 if p else 3, 6)
+    assert torch.allclose(made, again, rtol=1e-6, atol=1e-8)
+
+
+def test_where_a_tape_fails_the_model_runs_under_generators_of_its_own(monkeypatch):
+    torch.manual_seed(0)
+    model, other = OfTheUser(0.0), OfTheUser(0.0)
+    other.load_state_dict(model.state_dict())
+    before = trained(model)[0]
+
+    def broken(tape, given):
+        raise RuntimeError("it does not run")
+
+    monkeypatch.setattr("anyorder.clipping.program.Tape.forward", broken)
+    made, often = trained(other)
+    assert often == 6
+    assert torch.allclose(made, before, rtol=1e-6, atol=1e-8)

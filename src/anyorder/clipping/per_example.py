@@ -127,6 +127,14 @@ class PerUnitClipping(ABC):
                 parameter or an input was changed in place.
         """
 
+    def draws_nothing(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether `forward` and backward of these arguments, asked for next, are known to draw no random numbers.
+
+        Where that turns out otherwise, forward raises MayDraw, and nothing was done.
+        """
+        del args, kwargs
+        return False
+
     def state_dict(self) -> dict[str, Any]:
         """What was found out on the way and decides in which order sums are added: for a run that goes on as it was."""
         return {}
@@ -200,6 +208,10 @@ class TooLarge(Exception):
     def __init__(self, size: int) -> None:
         super().__init__(size)
         self.size = size
+
+
+class MayDraw(Exception):
+    """The code of the model has to run after all, and may draw."""
 
 
 class Unmapped(ModelError):
@@ -677,6 +689,7 @@ class GhostClipping(PerUnitClipping):
         self._unmapped = self._mapped = False
         self._made: Made = []
         self.programs = Programs(module)
+        self._found: tuple[Any, Arguments, Any, PassProgram | None] | None = None  # of the next batch
 
     def forward(
         self,
@@ -689,17 +702,18 @@ class GhostClipping(PerUnitClipping):
         receive: Receive,
     ) -> Any:
         """The module's outputs on each example alone; see `PerUnitClipping.forward`."""
-        arguments, program = Arguments(args, kwargs), None
+        found, self._found = self._found, None
+        is_still = found is not None and found[0] is args
+        _, arguments, key, program = found if found is not None and is_still else self._look(args, kwargs)
         nothing = not arguments.size or not torch.is_grad_enabled()
-        key = None if nothing or self._mapped or self._unmapped or self._chunk_size is not None else key_of(arguments)
-        if key is not None:
-            program = self.programs.find(key, arguments.size)
-            if program is not None and program.tape is not None:
-                _check_groups(groups, arguments.size)
-                clip_norm, scale = checks.positive("clip_norm", clip_norm), checks.positive("scale", scale)
-                job = self._job(program.tape.parameters, Replay(program, arguments), groups, clip_norm, scale, receive)
-                if (taped := job.taped(program.tape)) is not None:
-                    return taped
+        if program is not None and program.tape is not None:
+            _check_groups(groups, arguments.size)
+            clip_norm, scale = checks.positive("clip_norm", clip_norm), checks.positive("scale", scale)
+            job = self._job(program.tape.parameters, Replay(program, arguments), groups, clip_norm, scale, receive)
+            if (taped := job.taped(program.tape)) is not None:
+                return taped
+            if is_still:
+                raise MayDraw
         parameters = {name: p.detach() for name, p in self._module.named_parameters() if p.requires_grad}
         if not parameters:
             raise ModelError("the model has no trainable parameters; at least one must have requires_grad=True")
@@ -762,6 +776,22 @@ class GhostClipping(PerUnitClipping):
                     job.call = ExampleCall(self._module, arguments, self._made)
                 half = max(1, (self._chunk_size or arguments.size) // 2)
                 self._chunk_size = error.size if isinstance(error, TooLarge) else half
+
+    def _look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Arguments, Any, PassProgram | None]:
+        """(args, the same split, the key of such batches, their program)."""
+        arguments, key, program = Arguments(args, kwargs), None, None
+        by_program = not self._mapped and not self._unmapped and self._chunk_size is None
+        if arguments.size and by_program and torch.is_grad_enabled():
+            key = key_of(arguments)
+            program = self.programs.find(key, arguments.size)
+        return args, arguments, key, program
+
+    def draws_nothing(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        found = self._look(args, kwargs)
+        program = found[3]
+        still = program is not None and program.tape is not None and not program.tape.draws
+        self._found = found if still else None
+        return still
 
     def _job(
         self, parameters: dict[str, Tensor], call: ExampleCall | Replay, groups: Tensor, clip_norm: float, scale: float,
@@ -858,14 +888,14 @@ class _GhostJob:
         """The module's outputs, attached to autograd."""
         if not self.call.size:
             return self._of_nobody()
-        cuts = None if chunk_size is None else _cut(self.groups, chunk_size)
+        chunks = None if chunk_size is None else _chunks_of(self.groups, chunk_size)
         held = (*self.parameters.values(), *self.call.tensors)
-        if cuts is None and isinstance(self.call, Replay) and not self.tables.by_name:
+        if chunks is None and isinstance(self.call, Replay) and not self.tables.by_name:
             program = self.call.program
             untried = program.tape is None and program.tries < TAPE_TRIES
             if untried and held[0].device.type == "cpu" and torch.is_grad_enabled():
                 return self._taping(program, direct_bytes)
-        if cuts is None:
+        if chunks is None:
             whole = self._pass(self.groups, self._finish, self.recorder)
             differentiable, others, anchor = whole.outputs(self.call.tensors, direct_bytes)
             if self.recorder is not None and isinstance(self.call, ExampleCall):
@@ -874,17 +904,17 @@ class _GhostJob:
                 return self.call.assemble(differentiable, others)
             return self.call.assemble(_Whole.apply(anchor, self, len(held), *held, *differentiable), others)  # type: ignore[no-untyped-call]
         pieces = []
-        for cut in cuts:
-            differentiable, others, _ = self._pass(self.groups[cut]).outputs(_take(self.call.tensors, cut))
+        for chunk in chunks:
+            differentiable, others, _ = self._pass(self.groups[chunk]).outputs(_take(self.call.tensors, chunk))
             pieces.append((tuple(t.detach() for t in differentiable), others))
         joined, rest = (
-            tuple(_put_together(cuts, parts) for parts in zip(*group, strict=True))
+            tuple(_put_together(chunks, parts) for parts in zip(*group, strict=True))
             for group in zip(*pieces, strict=True)
         )
         if not torch.is_grad_enabled():
             return self.call.assemble(joined, rest)
         root = torch.zeros((), device=held[0].device, requires_grad=True)
-        return self.call.assemble(_Chunked.apply(root, self, cuts, len(held), *held, *joined), rest)  # type: ignore[no-untyped-call]
+        return self.call.assemble(_Chunked.apply(root, self, chunks, len(held), *held, *joined), rest)  # type: ignore[no-untyped-call]
 
     def _of_nobody(self) -> Any:
         """The outputs of no example, of the shapes that those of an example of zeros have."""
@@ -897,18 +927,18 @@ class _GhostJob:
         root = torch.zeros((), device=zeros[0].device, requires_grad=True)
         return self.call.assemble(_Chunked.apply(root, self, [], 0, *empty), rest)  # type: ignore[no-untyped-call]
 
-    def backward_in_chunks(self, cuts: list[Tensor], grads: Tensors) -> None:
+    def backward_in_chunks(self, chunks: list[Tensor], grads: Tensors) -> None:
         """Every chunk's forward pass again, and its backward pass."""
         found: list[Sums] = []
-        if not cuts:
+        if not chunks:
             self._pass(self.groups, self._finish).nobody()
             return
         with self.settings.random_again(), self.settings.autocast_again(), torch.enable_grad():
-            for cut in cuts:
-                chunk = self._pass(self.groups[cut], found.append)
-                outputs, _, anchor = chunk.outputs(_take(self.call.tensors, cut))
+            for chunk in chunks:
+                one = self._pass(self.groups[chunk], found.append)
+                outputs, _, anchor = one.outputs(_take(self.call.tensors, chunk))
                 # The anchor is there for outputs that depend on no parameter: the pass must finish.
-                pairs = [(t, g) for t, g in zip(outputs, _take(grads, cut), strict=True) if t.requires_grad]
+                pairs = [(t, g) for t, g in zip(outputs, _take(grads, chunk), strict=True) if t.requires_grad]
                 pairs.append((anchor, torch.zeros_like(anchor)))
                 torch.autograd.backward([t for t, _ in pairs], [g for _, g in pairs])
                 if len(found) > 1:
@@ -940,27 +970,27 @@ class _GhostJob:
         self.receive(found.sums)
 
 
-def _cut(groups: Tensor, size: int) -> list[Tensor] | None:
+def _chunks_of(groups: Tensor, size: int) -> list[Tensor] | None:
     """Indices of the examples of each chunk: whole units, `size` examples where units allow. None: one chunk."""
     if size >= len(groups):
         return None
     ranked, order = torch.sort(groups, stable=True)
     ends = torch.unique_consecutive(ranked, return_counts=True)[1].cumsum(0).tolist()
-    cuts, start = [], 0
+    chunks, start = [], 0
     for end, following in zip(ends, [*ends[1:], None], strict=True):
         if following is None or following - start > size:
-            cuts.append(order[start:end])
+            chunks.append(order[start:end])
             start = end
-    return cuts
+    return chunks
 
 
-def _take(tensors: Tensors, cut: Tensor) -> Tensors:
-    return tuple(t[cut.to(t.device)] for t in tensors)
+def _take(tensors: Tensors, chunk: Tensor) -> Tensors:
+    return tuple(t[chunk.to(t.device)] for t in tensors)
 
 
-def _put_together(cuts: list[Tensor], parts: tuple[Tensor, ...]) -> Tensor:
+def _put_together(chunks: list[Tensor], parts: tuple[Tensor, ...]) -> Tensor:
     whole = torch.cat(parts)
-    return torch.empty_like(whole).index_copy_(0, torch.cat(cuts).to(whole.device), whole)
+    return torch.empty_like(whole).index_copy_(0, torch.cat(chunks).to(whole.device), whole)
 
 
 class _Whole(torch.autograd.Function):
@@ -1027,15 +1057,15 @@ class _Chunked(torch.autograd.Function):
     """The outputs of a job in chunks, whose backward runs the model again."""
 
     @staticmethod
-    def forward(ctx: Any, root: Tensor, job: _GhostJob, cuts: Any, count: int, *tensors: Tensor) -> Tensors:
-        ctx.job, ctx.cuts, ctx.count = job, cuts, len(tensors)
+    def forward(ctx: Any, root: Tensor, job: _GhostJob, chunks: Any, count: int, *tensors: Tensor) -> Tensors:
+        ctx.job, ctx.chunks, ctx.count = job, chunks, len(tensors)
         ctx.save_for_backward(*tensors[:count])
         return tuple([t.view_as(t) for t in tensors[count:]])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         ctx.job.start(ctx)
-        ctx.job.backward_in_chunks(ctx.cuts, grads)
+        ctx.job.backward_in_chunks(ctx.chunks, grads)
         return (None,) * (4 + ctx.count)
 
 

@@ -37,7 +37,7 @@ a Python generator, an object of a C extension), and what the training loop draw
 import random
 import sys
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sized
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import lru_cache, partial
 from hashlib import blake2b, shake_128
@@ -65,7 +65,7 @@ from torch.utils.data import (
 
 from anyorder.checks import final, is_of
 from anyorder.errors import LoaderError
-from anyorder.sampling.shapes import CollateAny
+from anyorder.sampling.shapes import CollateAny, default_collate_stacks
 
 Generator = torch.Generator | random.Random | np.random.RandomState | np.random.Generator
 """What numbers are drawn from; each kind is saved and set in its own way."""
@@ -180,8 +180,9 @@ def _saved(generator: Generator) -> Callable[[], object]:
 # Generators that data sets and collations keep.
 
 
-_MOST = 512  # objects that are looked at, nearest first
+_MOST = 2048  # objects that are looked at, nearest first
 _WIDE = 64  # parts of a container that are looked at: lists of transforms are short, lists of examples long
+_ALIKE = 4  # of a longer one, but for generators: what its parts share, each of them leads to
 _PACKAGES = frozenset({"anyorder", "builtins", "collections", "datasets", "numpy", "torch", "transformers", "typing"})
 _LEAVES = (
     str, bytes, bytearray, int, float, complex, type(None), type, ModuleType, torch.Tensor, torch.dtype, torch.device,
@@ -195,7 +196,7 @@ def held_generators(*owners: Any) -> list[Generator]:
     By attributes, slots, containers, closures, partial applications, bound methods, and the global names that functions
     read, with what they read of modules and classes of these names: those of the objects' classes too, but not of large
     packages, whose objects keep generators in attributes.
-    Nearest first, and no further than some hundred objects. Cost: some 50 microseconds for a data set of one's own.
+    Nearest first, and no further than some thousand objects. Cost: some 50 microseconds for a data set of one's own.
     """
     found: list[Generator] = []
     waiting, seen = deque(owners), {id(generator) for generator in process_generators()}
@@ -217,9 +218,9 @@ def _parts(one: Any) -> Iterable[Any]:
     """What an object leads to."""
     kind = type(one)
     if kind in (dict, OrderedDict, defaultdict):
-        return islice(one.values(), _WIDE)
+        return _first(one.values())
     if kind in (list, tuple, set, frozenset, deque):
-        return islice(one, _WIDE)
+        return _first(one)
     if kind is FunctionType:
         return () if is_of_library(one.__module__) else _of_function(one)
     if kind in (MethodType, classmethod, staticmethod):
@@ -235,6 +236,14 @@ def _parts(one: Any) -> Iterable[Any]:
     slots = [name for k in kind.__mro__ for name in _names(vars(k).get("__slots__", ())) if hasattr(one, name)]
     of_classes = [part for k in kind.__mro__ if not is_of_library(k.__module__) for part in vars(k).values()]
     return *getattr(one, "__dict__", {}).values(), *(getattr(one, name) for name in slots), *of_classes
+
+
+def _first(parts: Collection[Any]) -> list[Any]:
+    """The parts of a container that are looked at; of many examples few, lest they hide the transforms behind them."""
+    found = list(islice(parts, _WIDE))
+    if len(parts) > _WIDE:
+        found = found[:_ALIKE] + [part for part in found[_ALIKE:] if isinstance(part, Generator)]
+    return found
 
 
 def is_of_library(module: Any) -> bool:
@@ -362,7 +371,7 @@ def collation_may_draw(collate: Any) -> bool:
     """Whether a collation may draw numbers."""
     collate = collate.collate if isinstance(collate, CollateAny) else collate
     if collate in (default_collate, default_convert):
-        return False
+        return collate is default_collate and not default_collate_stacks()
     return not is_of(collate, "transformers.data.data_collator", "DataCollatorWithPadding")
 
 

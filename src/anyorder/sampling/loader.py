@@ -32,13 +32,13 @@ from anyorder.sampling.read_loader import Order, check_loader, is_plain, take_or
 from anyorder.sampling.row_digests import ExampleDigests
 from anyorder.sampling.samplers import PaddedBatch, SecretBatchSampler, key_of
 from anyorder.sampling.shapes import (
-    ROWWISE,
     CollateAny,
     Collated,
     CollatedAlone,
     Joining,
     PublicShapes,
     RowShapes,
+    is_rowwise,
     named_tensors,
 )
 
@@ -158,7 +158,7 @@ class PrivateLoader:
     def _is_rowwise(self, collate: Any) -> bool:
         """Whether the user's function may be called on a batch."""
         own = collate.collate if isinstance(collate, CollateAny) else collate
-        return self._shapes is None and any(own is known for known in ROWWISE)
+        return self._shapes is None and is_rowwise(own)
 
     @cached_property
     def rows(self) -> ExampleDigests | None:

@@ -29,6 +29,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils import _pytree as pytree
 from torch.utils.data import default_collate, default_convert
+from torch.utils.data._utils import collate as torch_collate
 
 from anyorder import checks
 from anyorder.errors import AnyorderError, ArgumentError, LoaderError, ModelWarning
@@ -43,11 +44,23 @@ _LEAST = 16  # of the powers of two that a longest length stands for
 _LABELS = ("label", "labels", "target", "targets")
 _NO_LABEL = -100  # torch's default for `ignore_index`
 _DEEP = 4  # containers within containers that are searched for tensors
-ROWWISE = (default_collate, default_convert, Tensor.clone)  # stack, convert, copy: row i is of example i alone
+_ROWWISE = (default_convert, Tensor.clone)  # convert, copy: row i is of example i alone
 _PAD = (
     "state the public lengths that examples are padded to, make_private(.., pad_to=(64, 128)), or pad all examples to "
     "one length in the data set"
 )
+
+
+def is_rowwise(collate: Any) -> bool:
+    """Whether a collation is torch's own: row i of what it makes is of example i alone."""
+    return any(collate is known for known in _ROWWISE) or (collate is default_collate and default_collate_stacks())
+
+
+def default_collate_stacks() -> bool:
+    """Whether `default_collate` has torch's own functions alone: who puts others into its table may pad there."""
+    own = default_collate.__module__
+    return all(function.__module__ == own for function in torch_collate.default_collate_fn_map.values())
+
 
 # ----------------------------------------------------------------------------------------------------
 # Public shapes.

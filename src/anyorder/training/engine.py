@@ -38,6 +38,7 @@ from anyorder.clipping.clip_rules import Cut, Rule
 from anyorder.clipping.loss import LossWatch, unwatched
 from anyorder.clipping.mapping import reparametrized
 from anyorder.clipping.norms import accumulator_dtype
+from anyorder.clipping.per_example import MayDraw
 from anyorder.clipping.torch_private import never_compiled
 from anyorder.clipping.validate import iterate_before_passes, refuse_unfit
 from anyorder.errors import ArgumentError, CheckpointError, LoaderError, PlanError, TrainingError
@@ -240,9 +241,8 @@ class Training:
         else:
             units = ledger.check(step, units)  # which the ledger knows again when the step is made
         # bound: what comes back is a sum of vectors of norm at most clip_norm, one for each unit
-        alone = (
-            self._group is None and not waiting.batches and len(units) == len(batch.units)
-        )  # as most batches come: every row is a unit
+        # As most batches come, every row is a unit.
+        alone = self._group is None and not waiting.batches and len(units) == len(batch.units)
         groups = np.arange(len(units)) if alone else numbered(batch.units)
         if batch.padding:
             groups = np.append(groups, len(groups) + np.arange(batch.padding))
@@ -261,11 +261,14 @@ class Training:
         )
         receive = functools.partial(self._receive, batch, step, units)
         draws = self._draws
-        with nullcontext() if draws is None else draws.forward(step, waiting.batches):
-            if self._group is None:
-                outputs = forward(receive=receive)
-            else:
-                outputs = forward_together(self._group, step, lambda receive: forward(receive=receive), receive)
+        if draws is not None and self._group is None and batch.shapes is None:
+            draws.end()
+            draws = None if self._clipping.draws_nothing(args, kwargs) else draws
+        try:
+            outputs = self._run(forward, receive, draws, step)
+        except MayDraw:
+            draws = self._draws
+            outputs = self._run(forward, receive, draws, step)
         if draws is not None:
             draws.follow(outputs, step, waiting.batches)
         if batch.padding:
@@ -276,6 +279,13 @@ class Training:
         if self._measuring is not None:
             self._measuring.begin(batch, outputs, given)
         return outputs
+
+    def _run(self, forward: Callable[..., Any], receive: Any, draws: ModelDraws | None, step: int) -> Any:
+        """The forward pass, of all ranks together, under generators of its own if it may draw."""
+        with nullcontext() if draws is None else draws.forward(step, self._waiting.batches):
+            if self._group is None:
+                return forward(receive=receive)
+            return forward_together(self._group, step, lambda receive: forward(receive=receive), receive)
 
     def _batch_of(self, tensors: list[Tensor]) -> tuple[Batch, Units | list[Any]]:
         """The batch that the model is called on, and its units."""
