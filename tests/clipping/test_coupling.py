@@ -128,7 +128,7 @@ def test_any_example_may_be_the_one_that_moves_the_others(example):
 def test_one_loss_of_two_batches_is_watched_as_a_whole():
     """Warnings are errors here: it is neither refused nor left unseen."""
     watch = of_two_batches(lambda a, b: F.cross_entropy(a, Y) + F.cross_entropy(b, Y[:4]))
-    assert watch.kept == "proved"
+    assert watch.kept == "promised"
 
 
 @pytest.mark.parametrize(
@@ -286,7 +286,7 @@ def test_several_outputs():
     out = outputs(watch)
     assert out["b"][1] is Y
     (F.cross_entropy(out["a"], Y) + out["b"][0].mean()).backward()
-    assert watch.kept == "proved"
+    assert watch.kept == "promised"
     out = outputs(LossWatch())
     with pytest.raises(ModelError, match="couples examples"):
         (out["a"] * out["b"][0]).mean().backward()

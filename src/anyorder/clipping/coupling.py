@@ -125,6 +125,11 @@ _CONTAINERS = frozenset({tuple, list, set, dict, OrderedDict})
 
 def check_argument(argument: Any, of: str = "the model") -> None:
     """A setting stands alone; a container holds tensors. A list of lengths would tell one example of the others."""
+    if not isinstance(argument, Tensor) and is_of_loop(argument):
+        raise ModelError(
+            f"{of} was given a number that was taken out of the batch with item() or tolist(): it is of all examples, "
+            "and would let one move the gradients of others. Give a public number, or a tensor with one row for each"
+        )
     if isinstance(argument, (Tensor, *SETTING)):
         return
     leaves = pytree.tree_leaves(argument)
@@ -145,12 +150,23 @@ def check_nothing_kept(module: nn.Module, of: str = "the model") -> None:
             kind = type(value)
             if kind in _PLAIN or (kind in _CONTAINERS and not value) or attribute == "_modules":
                 continue  # most attributes, and the modules, whose turn comes
+            if is_of_loop(value) or (attribute == "_buffers" and any(map(is_of_loop, value.values()))):
+                raise ModelError(
+                    f"the loop put something of a batch into {name or f'{of} itself'} ({type(part).__name__}), as "
+                    f"{attribute.removeprefix('_')}: every example would see what all have in it. Normalise by public "
+                    "numbers, and keep what is measured of batches out of the private model"
+                )
             if _is_of_batch(value):
                 raise ModelError(
                     f"{name or f'{of} itself'} ({type(part).__name__}) keeps a tensor of the batch in its "
                     f"attribute {attribute!r}: a later batch would depend on these examples. Return it from forward, "
                     "or do not store it in training"
                 )
+
+
+def is_of_loop(value: Any) -> bool:
+    """Whether it is a tensor or number of a batch as the training loop has it; see `loss`."""
+    return getattr(type(value), "is_of_a_batch", False)
 
 
 def _is_of_batch(value: Any) -> bool:

@@ -89,14 +89,18 @@ class LossWatch:
     Args:
         reduction: how the loss joins examples, "mean" or "sum": what gradients of single rows are divided by.
         parameters: of the private model, whose gradients are released; others in a loss would get theirs as they are.
+        model: the private model, into which no number of a batch may be written.
 
     Attributes:
-        kept: how rows are kept apart in all batches so far: "proved", "mapped" (in one of them at least), or None
+        kept: how rows are kept apart in all batches so far: "proved", "mapped" (in one of them at least), "promised"
+            (where tensors were taken for rows that nobody followed, of a batch that is not all tensors), or None
             before the first loss.
     """
 
-    def __init__(self, reduction: str = "mean", parameters: Iterable[Tensor] = ()) -> None:
-        self.reduction = reduction
+    def __init__(
+        self, reduction: str = "mean", parameters: Iterable[Tensor] = (), model: nn.Module | None = None
+    ) -> None:
+        self.reduction, self.model = reduction, model
         self.parameters = {id(p): p for p in parameters}
         self.kept: str | None = None
         self.known: dict[Any, tuple[list[State], State]] = {}
@@ -131,6 +135,23 @@ class LossWatch:
             return tape.output(leaf, axis) if leaf.requires_grad and leaf.dim() else leaf
 
         return _changed(outputs, watched)
+
+    def check_target(self, written: Any) -> None:
+        """Refuse to write numbers of a batch into the model, of which they would be told and move later gradients.
+
+        Raises: ModelError for a tensor that shows memory of a parameter, a buffer or an attribute of its modules.
+        """
+        if self.model is None or not isinstance(written, Tensor) or written.layout is not torch.strided:
+            return
+        own, start = {type(written), *_ORDINARY}, _start(written)
+        for name, part in self.model.named_modules():
+            for attribute, held in (*part._parameters.items(), *part._buffers.items(), *vars(part).items()):
+                if type(held) in own and (held is written or (start and start == _start(held))):
+                    raise ModelError(
+                        f"numbers of the batch are written into {attribute!r} of {name or 'the model'}, which would "
+                        "tell of them and move the gradients of later batches without noise; normalise by public "
+                        "numbers, and keep what is measured of batches out of the private model"
+                    )
 
     def was_written(self, tensor: Tensor) -> bool:
         """Whether numbers of a batch, this or an earlier one, were written into a tensor that is not watched."""
@@ -173,6 +194,15 @@ class LossWatch:
         return newest, (0,)
 
 
+_ORDINARY = (Tensor, nn.Parameter, nn.Buffer)
+
+
+def _start(tensor: Tensor) -> int:
+    """Where a tensor's memory begins; 0 where it has none."""
+    plain = tensor.layout is torch.strided and not private.is_wrapped(tensor)
+    return tensor.untyped_storage().data_ptr() if plain else 0
+
+
 def _nothing() -> None:
     return None
 
@@ -201,7 +231,26 @@ def _changed(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
         changed = copy.copy(tree)
         changed.data = _changed(tree.data, change)
         return changed
-    return tree if kind in _SETTINGS else pytree.tree_map_only(Tensor, change, tree)
+    if kind in _SETTINGS:
+        return tree
+    if kind in pytree.SUPPORTED_NODES or not _holds_tensors(tree):
+        leaves, structure = private.flattened(tree)
+        alone = len(leaves) == 1 and leaves[0] is tree
+        return tree if alone else pytree.tree_unflatten([_changed(leaf, change) for leaf in leaves], structure)
+    changed = copy.copy(tree)
+    if isinstance(tree, dict):
+        dict.update(changed, _changed(dict(tree), change))
+    if hasattr(tree, "__dict__"):
+        vars(changed).update(_changed(vars(tree), change))
+    return changed
+
+
+def _holds_tensors(tree: Any) -> bool:
+    """Whether it is of a class of one's own that holds tensors as attributes, or by names, as a batch may."""
+    if isinstance(tree, (type, Tensor)):
+        return False
+    held = [*getattr(tree, "__dict__", {}).values(), *(tree.values() if isinstance(tree, dict) else ())]
+    return any(isinstance(value, Tensor) for value in held)
 
 
 def _flat(tree: Any) -> list[Any]:
@@ -221,6 +270,12 @@ def _all_followed(batch: Any) -> bool:
         return all(map(_all_followed, batch))
     if kind is dict or isinstance(batch, UserDict):
         return all(map(_all_followed, batch.values()))
+    if kind not in pytree.SUPPORTED_NODES and _holds_tensors(batch):
+        by_name = batch.values() if isinstance(batch, dict) else ()
+        return all(map(_all_followed, (*getattr(batch, "__dict__", {}).values(), *by_name)))
+    leaves = private.flattened(batch)[0]
+    if len(leaves) != 1 or leaves[0] is not batch:
+        return all(map(_all_followed, leaves))
     return batch is None or (kind is Tensor and batch.layout is torch.strided)
 
 
@@ -274,6 +329,7 @@ class _Tape:
         self.watch, self.sizes = watch, [size]
         self.closed = self.allowed = self.exposed = self.followed_data = False
         self.taken_out = self.of_numbers = False  # whether numbers were among the arguments of this call, of any
+        self.of_written = self.assumed = False  # whether what was written into was, or what is taken for rows
         self.states: list[State] = []
         self.roots: list[_Source] = []
         self.calls: list[_Call] = []
@@ -355,6 +411,7 @@ class _Tape:
         self._alive += other._alive
         self.exposed = self.exposed or other.exposed
         self.of_numbers = self.of_numbers or other.of_numbers
+        self.of_written, self.assumed = self.of_written or other.of_written, self.assumed or other.assumed
         self.followed_data = self.followed_data and other.followed_data
         other.into = self, offset
         other._drop()
@@ -372,10 +429,17 @@ class _Tape:
 
     def call(self, func: Callable[..., Any], args: Any, kwargs: Any, rule: Any = None) -> Any:
         """Run a function, and write down what it was and what its results are."""
+        if private.changes_saved_tensors():
+            raise ModelError(
+                "a hook on saved tensors (torch.autograd.graph.saved_tensors_hooks) sees those of all examples, and "
+                "what it gives back decides their gradients; leave the loss out of it, from model(x) to loss.backward()"
+            )
         special = _SPECIAL.get(func)
         function = (special(self, func, args, kwargs) or func) if special is not None else func
         written_to: Any = _target(func, args) if _writes(func) else None
         own = written_to is None or (type(written_to) is _Watched and _place(written_to)[0] is self)
+        for target in _targets(func, args, kwargs):
+            self.watch.check_target(target)
         before = None if own else written_to.detach().as_subclass(Tensor).clone()
         self.watch.escaped |= not own and _is_shown_elsewhere(written_to)
         key: list[Any] = [func]
@@ -489,6 +553,8 @@ class _Tape:
             return _Operand(len(self.operands) - 1)
         if isinstance(value, Tensor):
             state = self._origin(value)
+            self.of_written = self.of_written or state is _WRITTEN
+            self.assumed = self.assumed or isinstance(state, ByRow)
             key += (state, value.shape, value.dtype)
             given.append((value, state))
             self.operands.append(value if kind is nn.Parameter or not value.requires_grad else value.detach())
@@ -568,7 +634,8 @@ class _Tape:
             result = Tensor.backward(loss, *args, **kwargs)  # type: ignore[no-untyped-call]
         finally:
             self.allowed, self.gradients = False, None
-        self.watch.kept = "mapped" if "mapped" in (kept, self.watch.kept) else kept
+        found = {"promised" if self.assumed else kept, self.watch.kept}
+        self.watch.kept = next(word for word in ("promised", "mapped", "proved") if word in found)
         self.close()
         return result
 
@@ -576,9 +643,8 @@ class _Tape:
         """How rows are kept apart."""
         number = _place(loss)[1]
         state = self.states[number]
-        if (
-            self.sizes == [1] and not self.foreign and not self.of_numbers and state is not _NOT_FOLLOWED
-        ):  # one row couples nothing
+        alone = self.sizes == [1] and not (self.foreign or self.of_numbers or self.of_written)
+        if alone and state is not _NOT_FOLLOWED:  # one row couples nothing
             return "proved"
         if gradient is not None:
             product: Any = self.call(torch.sum, (self.call(torch.mul, (loss, gradient), {}),), {})
@@ -848,6 +914,20 @@ def _of_weights(tape: _Tape, func: Any, args: Any, kwargs: Any) -> None:
         raise _weighted(func)
 
 
+def _of_probabilities(tape: _Tape, func: Any, args: Any, kwargs: Any) -> "Callable[..., Tensor] | None":
+    """The function, where an output that is no probability, NaN say, adds zero: an error would tell of it."""
+    given = {**dict(zip(("input", "target"), args, strict=False)), **kwargs}
+    legacy = len(args) > 3 or given.get("size_average") is not None or given.get("reduce") is not None
+    return None if legacy or given["input"].shape != given["target"].shape else functools.partial(_probable, func)
+
+
+def _probable(
+    func: Any, input: Tensor, target: Tensor, weight: Any = None, reduction: str = "mean", **legacy: None
+) -> Tensor:  # named as torch names them
+    probable = torch.where((input >= 0) & (input <= 1), input, 0.5)
+    return func(probable, target, weight, reduction=reduction)  # type: ignore[no-any-return]
+
+
 def _weighted(func: Any) -> ModelError:
     return ModelError(
         f"{func.__name__} with weight= and reduction='mean' divides by the weights of the whole batch, so that one "
@@ -859,6 +939,7 @@ def _weighted(func: Any) -> ModelError:
 _LABEL_NAMES = ("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction")
 _SPECIAL: dict[Any, Callable[..., Any]] = {
     F.cross_entropy: _of_labels, F.nll_loss: _of_labels,
+    F.binary_cross_entropy: _of_probabilities,
     F.mse_loss: _of_weights, F.l1_loss: _of_weights, F.huber_loss: _of_weights, F.smooth_l1_loss: _of_weights,
 }  # fmt: skip
 _LOOKS = (F.gaussian_nll_loss, F.one_hot)
@@ -890,6 +971,17 @@ def _target(func: Any, args: Any) -> Tensor:
     )
 
 
+def _targets(func: Any, args: Any, kwargs: Any) -> list[Any]:
+    """The tensors, not watched, into which a function writes: its first argument, `out=`, running means."""
+    name = getattr(func, "__name__", "")
+    found = [*args[:1]] if _writes(func) or name == "__set__" else []
+    if kwargs.get("out") is not None:
+        found.append(kwargs["out"])
+    if "norm" in name and any(value is True for value in (*args, *kwargs.values())):  # as in training
+        found += [one for one in (*args[1:], *kwargs.values()) if isinstance(one, Tensor) and one.dim() == 1]
+    return [one for one in found if type(one) is not _Watched]
+
+
 def _on_copy(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function that writes its first argument, as one that returns what it would write."""
 
@@ -910,12 +1002,16 @@ class _Watched(Tensor):
     tape: _Tape | None = None
     number: int = -1
     plain: Tensor | None = None
+    is_of_a_batch = True
 
     def __format__(self, spec: str) -> str:
         return format(_ordinary(self), spec)
 
     def __repr__(self) -> str:  # type: ignore[override]
         return repr(_ordinary(self))
+
+    def __copy__(self) -> Tensor:
+        return self.view_as(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         copied = copy.deepcopy(_ordinary(self), memo)  # torch refuses results of functions that need gradients
@@ -960,6 +1056,8 @@ class _Watched(Tensor):
                 return iter(tape.call(torch.unbind, (args[0], 0), {}))
             name = getattr(func, "__name__", "")
             if name == "__set__" and isinstance(args[1], Tensor):  # `x.data = ..`, which no graph knows
+                for target in _targets(func, args, kwargs):
+                    tape.watch.check_target(target)
                 if type(args[0]) is _Watched:
                     tape.states[_place(args[0])[1]] = _NOT_FOLLOWED
                 else:
@@ -993,6 +1091,7 @@ class _TakenOut:
     """A Python number of a batch: an ordinary one to print, log and save; what torch makes of it is of all examples."""
 
     __slots__ = ()
+    is_of_a_batch = True
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -1102,6 +1201,9 @@ def _of_earlier(tape: _Tape | None, func: Any, args: Any, kwargs: Any) -> Any:
     sets = getattr(func, "__name__", "") == "__set__" and isinstance(args[1], Tensor)
     written = [*args[:1]] if sets or _writes(func) else [kwargs["out"]] if kwargs.get("out") is not None else []
     outside = [one for one in written if type(one) is not _Watched]
+    if tape is not None:
+        for target in _targets(func, args, kwargs):
+            tape.watch.check_target(target)
     if outside and tape is not None:
         tape.watch.escaped |= sets or any(map(_is_shown_elsewhere, outside))
     result = func(*args, **kwargs)
@@ -1152,8 +1254,8 @@ def tape_of(outputs: Any, given: Any) -> Callable[[], _Tape | None]:
 def rows_of(name: str, values: Any, rows: int, tape: _Tape | None) -> Tensor:
     """The values as an ordinary tensor (rows,), each proved to be a function of its own row of this batch.
 
-    One row, or none, is that of a batch that couples nothing, and is taken as it is: what is refused follows from
-    operations and shapes, and not from who is there.
+    No row is that of a batch that couples nothing; nor is one row, where nothing of other batches may be in it: what is
+    refused follows from operations and shapes, and not from who is there.
 
     Args:
         tape: of the batch, from `tape_of`.
@@ -1168,7 +1270,7 @@ def rows_of(name: str, values: Any, rows: int, tape: _Tape | None) -> Tensor:
     own, number = _place(values) if type(values) is _Watched else (None, -1)
     while tape is not None and tape.into is not None:
         tape = tape.into[0]
-    if own is None and rows < 2:
+    if own is None and not rows:
         return values
     if own is None or own.closed or (tape is not None and own is not tape):
         raise ModelError(
@@ -1176,7 +1278,8 @@ def rows_of(name: str, values: Any, rows: int, tape: _Tape | None) -> Tensor:
             "outputs and labels, before the backward pass: else nothing shows that a value is of its row alone"
         )
     state = own.states[number]
-    if rows > 1 and (state != _BY_ROW or own.sizes != [rows]):
+    alone = rows == 1 and not (own.foreign or own.of_numbers or own.of_written)
+    if not alone and (state != _BY_ROW or own.sizes != [rows]):
         why = state.why if isinstance(state, Coupled) else "is not made of operations that are known to keep rows apart"
         raise ModelError(
             f"{name} couples examples, or may: it {why}; give one value for each example, of this example alone, in "

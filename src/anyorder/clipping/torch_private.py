@@ -118,6 +118,15 @@ def uses_of_memory(tensor: Tensor) -> int:
     return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)) - 1
 
 
+_hooks_on_saved: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+
+
+def changes_saved_tensors() -> bool:
+    """Whether hooks that are not torch's own are given what autograd saves for the backward pass."""
+    hooks = None if _hooks_on_saved is None else _hooks_on_saved(True)
+    return hooks is not None and any(not getattr(h, "__module__", "").startswith("torch.") for h in hooks)
+
+
 # -- references ------------------------------------------------------------------------------------------------------
 
 check_names(Tensor, ("_fix_weakref", "_version"), torch)

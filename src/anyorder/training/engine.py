@@ -564,7 +564,7 @@ class Training:
             state = functools.partial(state_of, self._model)
             draws = None if self._draws is None else self._draws.drawn_in
             self._by_shape = ByShape(self._clipping, state, draws)
-        self._watch = LossWatch(options.loss_reduction, self._model.parameters())
+        self._watch = LossWatch(options.loss_reduction, self._model.parameters(), self._model)
         self.loader.show, self.loader.shown = self._watch.batch, unwatched
         self._tried = self._group is not None or tables is not None  # shards and tables have no rows to try
         self._stateless = not self._tried  # as far as is known
@@ -621,7 +621,7 @@ class Training:
 
     @property
     def loss_kept(self) -> str | None:
-        """How the rows of the loss are kept apart: "proved", "mapped" (in a batch at least), None before the first."""
+        """How rows of the loss are kept apart: "proved", "mapped" or "promised" in a batch or more; None before any."""
         return self._watch.kept
 
     @property
@@ -637,7 +637,7 @@ class Training:
             dataset=CONSTRUCTED if self.loader.reads_by_row else PROMISED,
             collation=CONSTRUCTED if self.loader.collates_by_row else PROMISED,
             model=CONSTRUCTED if self._stateless else PROMISED,
-            loss=(self._watch.kept or CONSTRUCTED) if follows else EITHER,
+            loss=(self._watch.kept or CONSTRUCTED) if follows or self._watch.kept == PROMISED else EITHER,
         )
         return own if self._isolated_before is None else own.and_before(self._isolated_before)
 

@@ -1,0 +1,184 @@
+"""What a loop does with a batch beside its loss: writes into the model, copies, objects, hooks."""
+
+import copy
+from collections import namedtuple
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+import anyorder as ao
+from anyorder.errors import ModelError
+
+ROWS = 8
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.register_buffer("mean", torch.zeros(3))
+        self.shift, self.size = torch.zeros(3), 1.0
+
+    def forward(self, x, size=1.0):
+        return self.linear(x - self.mean - self.shift) / self.size / size
+
+
+def private_of(model, batch_size=4, collate=None, rows=ROWS, **options):
+    plan = ao.plan(dataset_size=rows, batch_size=batch_size, epochs=1, epsilon=8, delta=1e-5, mechanism="independent")
+    data = TensorDataset(torch.randn(rows, 3), torch.arange(rows) % 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    engine = ao.PrivacyEngine(plan, key=bytes(32))
+    return engine, *engine.make_private(model, optimizer, DataLoader(data, batch_size, collate_fn=collate), **options)
+
+
+WRITES = {
+    "a buffer": lambda module, x: module.mean.mul_(0.9).add_(0.1 * x.mean(0)),
+    "an alias of a buffer": lambda module, x: module.mean[:2].copy_(x.mean(0)[:2]),
+    "data of a buffer": lambda module, x: module.mean.data.add_(x.mean(0)),
+    "a buffer by its name": lambda module, x: torch.mean(x, 0, out=module.mean),
+    "another buffer": lambda module, x: setattr(module, "mean", x.mean(0)),
+    "a parameter": lambda module, x: module.linear.bias.data.add_(x.mean(0)),
+    "an attribute in place": lambda module, x: module.shift.add_(x.mean(0)),
+    "another attribute": lambda module, x: setattr(module, "shift", x.mean(0)),
+    "a number": lambda module, x: setattr(module, "size", x.abs().max().item()),
+    "a running mean": lambda module, x: F.batch_norm(x, module.mean, torch.ones(3), training=True),
+}
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("name", WRITES)
+def test_numbers_of_a_batch_are_not_written_into_the_model(name, after):
+    """A running mean of inputs, say: all later gradients would follow from every unit so far, without noise."""
+    _, private, optimizer, loader = private_of(Scaled())
+    with pytest.raises(ModelError, match="written into|put something of a batch"):
+        for x, y in loader:
+            number = x.abs().max().item()
+            if not after:
+                WRITES[name](private.module, x)
+            F.cross_entropy(private(x), y).backward()
+            if after:
+                if name == "a number":
+                    private.module.size = number
+                else:
+                    WRITES[name](private.module, x)
+            optimizer.step()
+
+
+def test_a_number_of_the_batch_is_not_given_to_the_model():
+    _, private, _, loader = private_of(Scaled())
+    x, _ = next(iter(loader))
+    with pytest.raises(ModelError, match=r"number that was taken out of the batch"):
+        private(x, x.abs().max().item())
+
+
+def test_other_tensors_may_be_written():
+    _, private, optimizer, loader = private_of(Scaled())
+    mean = torch.zeros(3)
+    for x, y in loader:
+        mean.mul_(0.9).add_(0.1 * x.mean(0))
+        F.cross_entropy(private(x), y).backward()
+        optimizer.step()
+
+
+@dataclass
+class Named:
+    x: torch.Tensor
+    y: torch.Tensor
+
+
+class Held:
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+
+
+class ByName(dict):
+    x, y = property(lambda self: self["x"]), property(lambda self: self["y"])
+
+
+OBJECTS = (
+    Named, Held, namedtuple("Tuple", "x y"), lambda x, y: SimpleNamespace(x=x, y=y), lambda x, y: ByName(x=x, y=y)
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", OBJECTS)
+def test_batches_that_are_objects_are_followed(kind):
+    def collate(rows):
+        return kind(torch.stack([x for x, _ in rows]), torch.stack([y for _, y in rows]).float())
+
+    engine, private, optimizer, loader = private_of(nn.Linear(3, 1), collate=collate)
+    for batch in loader:
+        with pytest.raises(ModelError, match="couples examples"):
+            F.mse_loss(private(batch.x).squeeze(1), batch.y - batch.y.mean()).backward()
+        F.mse_loss(private(batch.x).squeeze(1), batch.y).backward()
+        optimizer.step()
+    assert engine.training.loss_kept == "proved"
+
+
+def test_a_copy_of_a_tensor_of_the_batch_is_followed():
+    _, private, _, loader = private_of(nn.Linear(3, 1))
+    x, y = next(iter(loader))
+    with pytest.raises(ModelError, match="couples examples"):
+        F.mse_loss(private(x).squeeze(1), y - copy.copy(y.float()).mean()).backward()
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_an_output_that_is_no_probability_adds_zero_and_raises_nothing(reduction):
+    def gradients(value):
+        torch.manual_seed(0)
+        engine, private, optimizer, loader = private_of(nn.Linear(3, 1), loss_reduction="mean")
+        for x, y in loader:
+            x[1] = value
+            outputs = torch.sigmoid(private(x)).squeeze(1)
+            loss = F.binary_cross_entropy(outputs, (y > 1).float(), reduction=reduction)
+            assert loss.dim() == (reduction == "none")
+            loss.mean().backward()
+            optimizer.step()
+            yield private.module.weight.grad.clone()
+            private.zero_grad()
+        assert engine.training.loss_kept == "proved"
+
+    for nan, infinite in zip(gradients(torch.nan), gradients(torch.inf), strict=True):
+        assert torch.equal(nan, infinite)
+    _, private, _, loader = private_of(nn.Linear(3, 1))
+    x, y = next(iter(loader))
+    outputs = torch.sigmoid(private(x)).squeeze(1)
+    expected = F.binary_cross_entropy(outputs.detach().clone(), (y > 1).float(), reduction=reduction)
+    assert torch.equal(F.binary_cross_entropy(outputs, (y > 1).float(), reduction=reduction), expected)
+
+
+def test_hooks_on_what_a_loss_saves_are_refused():
+    """As of a compression to eight bits, by the largest number of the batch."""
+    _, private, _, loader = private_of(nn.Linear(3, 1))
+    x, y = next(iter(loader))
+    outputs = private(x)
+    with (
+        torch.autograd.graph.saved_tensors_hooks(lambda t: t / t.abs().max(), lambda t: t),
+        pytest.raises(ModelError, match="saved tensors"),
+    ):
+        F.mse_loss(outputs.exp().squeeze(1), y.float()).backward()
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_a_bank_of_earlier_batches_is_refused_in_batches_of_one_row_too(batch_size):
+    _, private, optimizer, loader = private_of(nn.Linear(3, 3), batch_size)
+    bank = nn.Parameter(torch.zeros(3), requires_grad=False)
+    with pytest.raises(ModelError, match="numbers of the batch were written"):
+        for x, y in loader:
+            outputs = private(x)
+            F.cross_entropy(outputs + bank, y).backward()
+            bank.data.add_(outputs.detach()[0])
+            optimizer.step()
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_a_metric_of_earlier_batches_is_refused_in_batches_of_one_row_too(batch_size):
+    engine, private, _, loader = private_of(nn.Linear(3, 3), batch_size, released=ao.Metrics({"loss": 4.0}))
+    x, y = next(iter(loader))
+    private(x)
+    with pytest.raises(ModelError, match="computed of the batch"):
+        engine.measure(loss=torch.full((batch_size,), 1.5))
