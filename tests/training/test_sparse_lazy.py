@@ -14,7 +14,7 @@ from anyorder.clipping import Adaptive
 from anyorder.errors import AnyorderError, ArgumentError, CheckpointError, PlanError, TrainingError
 from anyorder.strategy import BLT, BandedInverse, Independent, Tree
 from anyorder.training import engine as engines
-from anyorder.training import tables
+from anyorder.training import trained_tables as tables
 from training import wide
 from training.wide import STEPS, B, V, Words, backward, planned, private, train
 

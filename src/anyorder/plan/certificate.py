@@ -280,7 +280,7 @@ class Certificate:
         realised = [] if self.realised is None else [("realised", self.realised.describe(self.steps))]
         stated = [("stated", f"by the owner: {text}") for text in self.stated]
         apart = [] if self.isolation is None else self.isolation.facts()
-        of = [("model", f"named, by {counted(len(self.weights), 'digest')}")] if self.weights else []
+        of = [("weights", f"named, by {counted(len(self.weights), 'digest')}")] if self.weights else []
         return [first, *realised, *rest, *apart, ("steps", f"{self.steps} of {self.plan.n} taken"), *of, *stated]
 
     def _repr_html_(self) -> str:
