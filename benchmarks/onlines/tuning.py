@@ -68,9 +68,15 @@ def _digits(laws: tuple[Law, ...], searches: int) -> Iterator[Row]:
         for target, epsilon in targets.items():
             found = [
                 ao.tune(
-                    _trial, SPACE, plan=PLAN, law=law, epsilon=epsilon, delta=DELTA, score="public",
+                    _trial,
+                    SPACE,
+                    plan=PLAN,
+                    law=law,
+                    epsilon=epsilon,
+                    delta=DELTA,
+                    score="public",
                     key=bytes([seed]) * 32,
-                )  # fmt: skip
+                )
                 for seed in range(searches)
             ]
             best = [one.best for one in found if one.best is not None]
