@@ -239,9 +239,9 @@ def test_a_run_killed_before_its_first_checkpoint_goes_on_and_its_folder_can_be_
             patch.setattr(folder, "hide_secrets", stop)
         elif place == "journal":
             patch.setattr(RunFiles, "begin", stop)
-        elif place == "checkpoint":
-            move = os.replace
-            patch.setattr(os, "replace", lambda a, b: stop() if Path(b).name == "checkpoint.pt" else move(a, b))
+        elif place in ("plan.json", "checkpoint"):
+            move, name = os.replace, {"checkpoint": "checkpoint.pt"}.get(place, place)
+            patch.setattr(os, "replace", lambda a, b: stop() if Path(b).name == name else move(a, b))
         else:
             patch.setattr(folder, "replace", stop_at(place))
         with pytest.raises(Stop):

@@ -2,6 +2,7 @@
 
 import gc
 import json
+from dataclasses import replace
 from math import pi
 
 import pytest
@@ -9,13 +10,13 @@ import torch
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from anyorder.app import Settings, train
+from anyorder.app import Settings, job, train
 from anyorder.app.data import Data
 from anyorder.app.features import Features, Whitened, _mirrored, scatter, scattered
 from anyorder.app.job import rates
-from anyorder.errors import ArgumentError, ModelError
+from anyorder.errors import ArgumentError, CheckpointError, ModelError
 from anyorder.plan.certificate import verify
-from run.stopping import assert_goes_on
+from run.stopping import StopAt, assert_goes_on
 
 KEY = bytes(range(32))
 TEXTURES = """
@@ -176,6 +177,20 @@ def test_a_run_that_is_stopped_in_any_stage_goes_on_bit_for_bit(step, tmp_path, 
     monkeypatch.syspath_prepend(tmp_path)
     settings = small("textures_of_a_test:load", checkpoint_every=1, epochs=4, classes=2)
     assert_goes_on(settings, tmp_path, step)
+
+
+@pytest.mark.parametrize("step", [3, 7, 16, 20])
+def test_a_resume_in_any_stage_over_moved_images_is_refused(step, textures, tmp_path, monkeypatch):
+    settings = small(checkpoint_every=1)
+    with pytest.raises(KeyboardInterrupt):
+        train(settings, tmp_path / "run", data=textures, observer=StopAt(step))
+    x, y = (part.roll(1, 0) for part in textures.train.tensors)
+    given = [replace(textures, train=TensorDataset(x, y)), textures]
+    monkeypatch.setattr(job.datasets, "load", lambda *_: given.pop(0))
+    with pytest.raises(CheckpointError, match="rows of the data set are not those") as caught:
+        job.resume(tmp_path / "run")
+    assert caught.value.changed == (300, 300)
+    assert len(job.resume(tmp_path / "run").accuracy) == 6
 
 
 def test_a_second_run_does_not_hold_the_features_of_the_first(textures, tmp_path):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import warnings
 from collections import deque
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 import anyorder as ao
 from anyorder.errors import CheckpointError, LoaderError
 from anyorder.sampling import row_digests
-from anyorder.sampling.row_digests import Noted, check_same_rows, digest_of
+from anyorder.sampling.row_digests import InStages, Noted, check_same_rows, digest_of
 
 N, B, EPOCHS = 40, 8, 2
 KEY = bytes(range(32))
@@ -126,6 +127,26 @@ def test_a_data_set_that_is_shuffled_between_epochs_is_refused(workers):
     assert run[0].step == N // B
 
 
+class Attributed(Photos):
+    """With an attribute of its own that stays."""
+
+    rows = TensorDataset(X, Y)
+
+
+class Changing(Attributed, InStages):
+    """The same, of a data set that says what it is made of."""
+
+
+def test_rows_are_compared_in_the_place_of_examples_only_where_a_class_says_so():
+    for kind in (Attributed, Changing):
+        dataset = kind(np.arange(N))
+        run = start(dataset)
+        train(run, N // B)
+        dataset.order = halves(dataset.order)
+        with nullcontext() if kind is Changing else pytest.raises(LoaderError, match="epoch before"):
+            train(run, N // B + 1)
+
+
 def test_of_a_large_data_set_more_rows_are_kept_with_each_epoch(tmp_path, monkeypatch):
     monkeypatch.setattr(row_digests, "_SECONDS", 0.0)
     monkeypatch.setattr(row_digests, "_CHUNK", 2)
@@ -153,7 +174,12 @@ def test_a_resumed_run_has_what_was_kept_and_goes_on_to_keep_more(tmp_path, monk
     assert kept[0] == kept[1]
     run = start(KINDS["list"](np.arange(N)), tmp_path / "run")
     train(run, N // B + 1)
-    assert kept[0] < set(run[3].rows.state_dict()["names"].tolist())
+    names = run[3].rows.state_dict()["names"].tolist()
+    assert kept[0] < set(names)
+    assert len(set(names)) == len(names)
+    run[0].save()
+    run[0].close()
+    start(KINDS["list"](np.arange(N)), tmp_path / "run")
 
 
 def test_each_rank_is_compared_with_the_first():

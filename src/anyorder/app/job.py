@@ -25,7 +25,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 from anyorder import checks
 from anyorder.app import data as datasets
@@ -42,6 +42,7 @@ from anyorder.formatting import counted, rounded_up
 from anyorder.participation.registry import order_word
 from anyorder.plan.plan import Plan
 from anyorder.sampling import EpochShuffleSampler
+from anyorder.sampling.row_digests import InStages
 from anyorder.sampling.samplers import FixedOrderSampler
 from anyorder.training.engine import PrivacyEngine
 from anyorder.training.optimizers import FTRL
@@ -325,8 +326,16 @@ class Course:
         """Called when so many steps are done, here or before a resume: the data as the next stage takes them."""
         if self._module is not None and self.stage(steps) == len(STAGES) - 1:
             for part in (self.data.train, self.data.test):
-                assert isinstance(part, Features)
+                assert isinstance(part, _FeaturesInStages)
                 part.x = self._module.prepared(part).x
+
+
+class _FeaturesInStages(Features, InStages):
+    """Features that may be replaced by what was made of each."""
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        super().__init__(x, y)
+        self.rows = TensorDataset(x, y)
 
 
 def _copy(data: Data) -> Data:
@@ -336,7 +345,7 @@ def _copy(data: Data) -> Data:
         raise ModelError(
             "models 'scattering' and 'patches' take the features that anyorder.app.features makes of images"
         )
-    return replace(data, train=Features(train.x, train.y), test=Features(test.x, test.y))
+    return replace(data, train=_FeaturesInStages(train.x, train.y), test=_FeaturesInStages(test.x, test.y))
 
 
 def _set(group: dict[str, Any], **values: float) -> None:

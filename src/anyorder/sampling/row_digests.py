@@ -13,6 +13,8 @@ reading; in a worker process where the loader has some, since a data set may ope
 run with a checkpoint all rows are kept, or as many as `_SECONDS` read at its begin, and more with each epoch. A digest
 is keyed by the run: without the key nobody can try a guess against it, and it lies only where the key lies.
 
+A data set that gives in each stage of a run what was made of its rows says what these are (`InStages`): they are read.
+
 What cannot be told: rows beyond those that were kept; a data set whose `dataset[i]` is another thing at each reading,
 which is named, and for which a key of each example (`unit=`) is the way.
 """
@@ -29,7 +31,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from anyorder.checks import final
 from anyorder.errors import CheckpointError, LoaderError
@@ -68,6 +70,16 @@ class Noted(NamedTuple):
         return int(np.count_nonzero((before != after) & (after != nothing))), len(here)
 
 
+class InStages:
+    """A data set whose `dataset[i]` is made of row i alone and of what was released, anew in each stage of a run.
+
+    Attributes:
+        rows: a data set of the rows, by the same indices, which stays: it is compared in the place of the examples.
+    """
+
+    rows: Dataset[Any]
+
+
 class ExampleDigests:
     """The rows of a loader's data set, read to tell whether they are those of before.
 
@@ -83,6 +95,8 @@ class ExampleDigests:
     ) -> None:
         source = NoiseSource(key)
         self._loader, self._names, self._indices = loader, names, indices
+        dataset: Any = loader.dataset
+        self._dataset = dataset.rows if isinstance(dataset, InStages) else dataset
         self._seeds, self._key = Seeds(source.derive(b"draws").key), source.derive(b"digests").key
         self._salt = np.uint64(int.from_bytes(source.derive(b"sample").key[:8], "little"))
         self._noted: Noted | None = None
@@ -115,7 +129,8 @@ class ExampleDigests:
         if not self._is_stable:
             return
         if self._rest is None:
-            self._rest = self._in_turn()[_SAMPLE:]
+            rest = self._in_turn()
+            self._rest = rest[~np.isin(self._names(rest), kept.names)]
         if len(self._rest):
             until = time.monotonic() + (_SECONDS if seconds is None else seconds)
             digests, is_read = self._tried(self._rest, self._loader.num_workers, until)
@@ -208,7 +223,7 @@ class ExampleDigests:
         if np.array_equal(first[good], again[good]):
             return Noted(self._names(indices[good]), first[good])
         self._is_stable = False
-        kind = type(self._loader.dataset)
+        kind = type(self._dataset)
         warnings.warn(
             f"dataset[i] of {kind.__module__}.{kind.__qualname__} is not the same when it is read again under the same "
             "seeds: it draws from a generator that cannot be found, or depends on what was read before. If it depends "
@@ -230,7 +245,7 @@ class ExampleDigests:
         except Exception:
             made: list[Integers | None] = []
         here = not self._loader.num_workers
-        with alone(self._seeds.at("rows"), held_generators(self._loader.dataset)) if here else nullcontext():
+        with alone(self._seeds.at("rows"), held_generators(self._dataset)) if here else nullcontext():
             reader = iter(self._reader(indices, min(workers, self._loader.num_workers), 1))
             while len(made) < len(indices) and time.monotonic() <= until:
                 try:
@@ -243,7 +258,7 @@ class ExampleDigests:
     def _read(self, indices: Integers, workers: int, until: float = np.inf) -> Noted:
         """The digests of these rows, or of the first ones by that time."""
         digests: list[Integers] = []
-        dataset = self._loader.dataset
+        dataset = self._dataset
         with alone(self._seeds.at("rows"), held_generators(dataset)) if not self._loader.num_workers else nullcontext():
             if type(dataset) is TensorDataset:
                 found: Iterable[Integers] = (
@@ -260,7 +275,7 @@ class ExampleDigests:
 
     def _reader(self, indices: Integers, workers: int, size: int | None = None) -> DataLoader[Any]:
         """A loader of digests, by the user's own workers."""
-        loader, dataset = self._loader, self._loader.dataset
+        loader, dataset = self._loader, self._dataset
         one = loader.batch_sampler is None or fetches_many(dataset)  # what comes is of all indices together
         chunks = [BatchIndices(chunk.tolist(), 0) for chunk in _chunks(indices, 1 if one else size or _CHUNK)]
         place: dict[str, Any] = {"batch_sampler": chunks}
