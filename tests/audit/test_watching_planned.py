@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.utils.data import ConcatDataset, DataLoader, TensorDataset, random_split
 
 import anyorder as ao
-import anyorder.training  # before a block that watches it
+import anyorder.training.engine  # before a block that watches it
 import processes
 from anyorder.audit.loader_check import watch
 from anyorder.formatting import rounded_up
@@ -245,7 +245,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import anyorder as ao
-import anyorder.training  # before a block that watches it
+import anyorder.training.engine  # before a block that watches it
 
 data = TensorDataset(torch.randn(60, 4), torch.arange(60) % 2)
 loader = DataLoader(data, batch_size=10, shuffle=True)

@@ -107,6 +107,10 @@ ODD = {
         nn.LSTM(8, 3, batch_first=True), "weight_hh_l0")), SEQUENCE),
     "used whole and in a layer": (lambda: With(lambda self, x: self.layer(x) + self.layer.weight.sum(1) ** 2,
                                                layer=nn.Linear(8, 3)), SEQUENCE),
+    "rows, used whole and in a layer": (lambda: With(lambda self, x: self.layer(x) + self.layer.weight.sum(1) ** 2,
+                                                     layer=nn.Linear(8, 3)), (8,)),
+    "rows, a slice and the whole": (lambda: With(
+        lambda self, x: F.linear(x, self.a[:2]) + self.a.square().mean(), (3, 8)), (8,)),
     "table used whole": (lambda: With(lambda self, x: self.layer(x).sum(1) * self.layer.weight.sum(0),
                                       layer=nn.Embedding(10, 4)), TOKENS),
     "slices": (lambda: With(packed_projection, (6, 8), (5, 8)), SEQUENCE),

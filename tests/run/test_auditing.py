@@ -509,12 +509,17 @@ def test_the_folder_of_a_run_is_repeated_and_stays_as_it_is(tmp_path):
 
     settings = Settings.of("digits", epsilon=8.0, mechanism="tree", epochs=1, batch_size=240)
     path = train(settings, tmp_path / "run").path
-    before = {p.name: p.read_bytes() for p in path.iterdir()}
+
+    def files():
+        return {p.relative_to(path): p.read_bytes() for p in path.rglob("*") if p.is_file()}
+
+    before = files()
+    assert path.joinpath(folder.CHECKPOINT).relative_to(path) in before
     first = setup_of(str(path))
     assert first.plan == ao.Plan.load(path / folder.PLAN)
     weights = torch.cat([p.detach().flatten().clone() for p in first.model.parameters()])
     found = run(Request(target=str(path), canaries=400), Quiet())
-    assert {p.name: p.read_bytes() for p in path.iterdir()} == before
+    assert files() == before
     assert not found.summary.refuted
     assert found.certificate.plan == first.plan
     own = verify(path / folder.CERTIFICATE).certificate

@@ -559,8 +559,12 @@ class Watch:
 
     # -- called by the hooks ----------------------------------------------------------------------------------------
 
-    def begin(self, loader: Any) -> Epoch:
-        """A pass over a loader."""
+    def begin(self, loader: Any) -> Epoch | None:
+        """A pass over a loader; None where this package reads rows to tell whether they are those of before."""
+        from anyorder.sampling.row_digests import gives_digests
+
+        if gives_digests(loader):
+            return None
         group, naming, data = self._group(loader)
         if loader not in group.known:
             group.known[loader] = None
@@ -842,7 +846,7 @@ def watch(*, unit: Any = None) -> Iterator[Watch]:
     Of each batch it is noted whose it was, when it was handed to the loop; batches under `torch.no_grad` are not
     trained on. They are in the optimizer's next step. Loops that fetch a batch before they step with the one before are
     seen one step off. Opacus's `make_private` and `get_epsilon` are noted where opacus is imported before the block;
-    `PrivacyEngine.make_private` of this package too (import anyorder.training), whose plan then makes the claim.
+    `PrivacyEngine.make_private` of this package too (import anyorder.training.engine), whose plan then makes the claim.
 
     Args:
         unit: where a batch keeps the ids of its units; None for examples, by their index.

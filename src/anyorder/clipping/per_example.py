@@ -459,10 +459,13 @@ class Pass:
         """The one use of each parameter, None where it has no gradient; None where one has others."""
         found: Rows = {}
         for name in self.parameters:
-            uses = [use for part, use in self._uses.get(name, ()) if not part.chain]
+            entered = self._uses.get(name, ())
+            if name in self._settled or any(part.chain for part, _ in entered):  # which would have to be added
+                return None
+            uses = [use for _, use in entered]
             uses += [DirectUse(direct[name], self._dtypes[name])] if name in direct else []
             found[name] = uses[0].rows() if len(uses) == 1 else None
-            if found[name] is None and (uses or name in self._settled or name in self._uses):
+            if found[name] is None and uses:
                 return None
         return found
 

@@ -183,13 +183,22 @@ def _renamed(order: KnownOrder, names: NDArray[Any]) -> KnownOrder:
     return KnownOrder([part.tolist() for part in np.split(names[order.indices[by_step]], bounds)])
 
 
+def _plain(unit: Any) -> Any:
+    """The number or the text itself, whatever a subclass says that it is; all else, and True and False, as given."""
+    if isinstance(unit, np.integer):
+        return np.generic.item(unit)
+    if isinstance(unit, int) and not isinstance(unit, bool):
+        return int.__int__(unit)
+    return checks.name_of_unit(unit) if isinstance(unit, str) else unit
+
+
 def _ids(step: Any) -> NDArray[Any]:
     """The ids of one step: int64, or text. Python's own types are looked at one by one: True is not the unit 1."""
     if isinstance(step, (str, int, np.integer)):
         step = [step]
     if isinstance(step, np.ndarray) and step.ndim == 1 and step.dtype.kind == "i":
         return step.astype(np.int64)
-    ids = [int(u) if isinstance(u, np.integer) else checks.name_of_unit(u) if isinstance(u, str) else u for u in step]
+    ids = [_plain(unit) for unit in step]
     kinds = set(map(type, ids))
     if not kinds <= {int} and kinds != {str}:
         raise ArgumentError(f"units in order must be all integers or all strings, got {sorted(map(str, kinds))}")

@@ -313,6 +313,11 @@ def _chunks(indices: Integers, size: int) -> Iterator[Integers]:
     return (indices[i : i + size] for i in range(0, len(indices), size))
 
 
+def gives_digests(loader: Any) -> bool:
+    """Whether a loader reads rows for their digests alone: nothing of the rows themselves reaches a loop."""
+    return type(loader) is DataLoader and type(loader.collate_fn) is _Digesting
+
+
 # ----------------------------------------------------------------------------------------------------
 # Digests of examples.
 

@@ -15,6 +15,7 @@ from anyorder.audit.faults.front_end import Fault, Reached, SumFault, patched
 from anyorder.audit.faults.trial import BATCH_SIZE
 from anyorder.ledger import Ledger
 from anyorder.noise import NoiseSource, program
+from anyorder.noise.compiled import CompiledPath
 from anyorder.participation import MinSeparation, RandomAllocation
 from anyorder.plan.plan import Plan
 from anyorder.release.release import Release, SharedNoise
@@ -59,15 +60,36 @@ def noise_used_again(reached: Reached) -> Iterator[None]:
 @contextmanager
 def row_used_again(reached: Reached) -> Iterator[None]:
     """One row of Z is that of the step before, as if two steps had one address; what is made of the rows is right."""
-    real = program.trace
+    trace, prepare, add_to_vector = program.trace, program.NoiseState.prepare, CompiledPath.add_to_vector
 
-    def trace(*arguments: Any) -> Any:
-        found = real(*arguments)
+    def traced(*arguments: Any) -> Any:
+        found = trace(*arguments)
         if _STEP in found.rows:
             reached()
         return found._replace(rows=tuple(_STEP - 1 if row == _STEP else row for row in found.rows))
 
-    with patched(program, "trace", trace):
+    def prepared(self: Any) -> Any:
+        made, arrays = prepare(self)
+        if self.is_rows and self.t == _STEP:
+            reached()
+            made.program.ops["row"] = _STEP - 1
+        return made, arrays
+
+    def added(self: Any, state: Any, x: Any, scale: float) -> bool:
+        if state.t != _STEP:
+            return add_to_vector(self, state, x, scale)
+        state.t = _STEP - 1
+        is_done = add_to_vector(self, state, x, scale)
+        state.t = _STEP + is_done
+        if is_done:
+            reached()
+        return is_done
+
+    with (
+        patched(program, "trace", traced),
+        patched(program.NoiseState, "prepare", prepared),
+        patched(CompiledPath, "add_to_vector", added),
+    ):
         yield
 
 
