@@ -100,6 +100,17 @@ def test_the_plan_is_for_the_units_that_the_run_meets(name):
     assert engine.ledger.realised() == plan.participation
 
 
+def test_numbers_of_a_batch_are_units_and_truth_values_are_none():
+    class Taken(int):
+        def __int__(self):
+            return 0
+
+    assert KnownOrder([[Taken(3), 5], [4]]) == KnownOrder([[3, 5], [4]])
+    for mixed in ([[True]], [[Taken(3), True]], [[Taken(3), "3"]], [[Taken(3), 1.0]]):
+        with pytest.raises(ArgumentError, match="all integers or all strings"):
+            KnownOrder(mixed)
+
+
 def test_units_by_field_and_by_a_function_give_one_plan():
     ids, data = users()
 

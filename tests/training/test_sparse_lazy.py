@@ -14,7 +14,7 @@ from anyorder.clipping import Adaptive
 from anyorder.errors import AnyorderError, ArgumentError, CheckpointError, PlanError, TrainingError
 from anyorder.strategy import BLT, BandedInverse, Independent, Tree
 from anyorder.training import engine as engines
-from anyorder.training import trained_tables as tables
+from anyorder.training import trained_tables
 from training import wide
 from training.wide import STEPS, B, V, Words, backward, planned, private, train
 
@@ -56,7 +56,7 @@ def finish(run, *, scheduled=False, flush_every=None):
 @pytest.mark.parametrize("strategy", COMBINATIONS, ids=lambda s: type(s).__name__)
 def test_a_replayed_run_is_the_dense_one_by_value(monkeypatch, strategy, way, scheduled, flush_every):
     """Row by row the noise that the dense run has: same sums, same rates, same model."""
-    monkeypatch.setattr(tables, "LazyTable", functools.partial(tables.LazyTable, replay=True))
+    monkeypatch.setattr(trained_tables, "LazyTable", functools.partial(trained_tables.LazyTable, replay=True))
     found = []
     for sparse in (True, False):
         run = private(
