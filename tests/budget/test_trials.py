@@ -173,8 +173,10 @@ def test_memory_that_runs_would_share_is_refused(module):
 
 
 SEARCH = """
-import os, sys, time
+import os, signal, sys, time
 import anyorder as ao
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background may ignore it
 
 def trial(settings, plan, folder):
     (folder / "begun").write_text(str(os.getpid()))

@@ -231,7 +231,11 @@ def _parts(one: Any) -> Iterable[Any]:
         return one.func, *one.args, *one.keywords.values()
     if kind is property:
         return (one.fget,)
-    if getattr(one, "seed", None) is not None and getattr(one, "generator", ...) is None and hasattr(one, "create_rng"):
+    if (
+        hasattr(kind, "create_rng")
+        and getattr(one, "seed", None) is not None
+        and getattr(one, "generator", ...) is None
+    ):
         one.create_rng()  # a collator of Hugging Face would make its generator in its first call, under its own seed
     slots = [name for k in kind.__mro__ for name in _names(vars(k).get("__slots__", ())) if hasattr(one, name)]
     of_classes = [part for k in kind.__mro__ if not is_of_library(k.__module__) for part in vars(k).values()]
