@@ -311,29 +311,12 @@ class PassProgram:
         for number, copy in zip(self._copies.values(), copies, strict=True):
             tensors[number] = copy
         kind, mixed, dtype = self._autocast
-        # Recorded operations are those below autocast, with its casts; rules ask for it themselves.
-        with torch.autocast(kind, enabled=False) if mixed else nullcontext():
-            for rule, function, holes, args, kwargs, made, ended in self._steps:
-                if holes is None:
-                    given = _filled(args, tensors)
-                else:
-                    given = list(args)
-                    for place, number in holes:
-                        given[place] = tensors[number]
-                if not rule:
-                    result = function(*given, **kwargs)
-                elif mixed:
-                    with torch.autocast(kind, dtype, cache_enabled=False):
-                        result = function(books, *given)
-                else:
-                    result = function(books, *given)
-                if len(made) == 1 and isinstance(result, Tensor):
-                    tensors[made[0]] = result
-                else:
-                    for number, one in zip(made, result, strict=True):
-                        tensors[number] = one
-                for number in ended:
-                    tensors[number] = None
+
+        def enter(rule: Callable[..., Any], given: list[Any]) -> Any:
+            with torch.autocast(kind, dtype, cache_enabled=False) if mixed else nullcontext():
+                return rule(books, *given)
+
+        _play(self._steps, tensors, kind, enter)
         first, second = self._outputs
         return tuple([tensors[i] for i in first]), tuple([tensors[i] for i in second])
 
@@ -460,19 +443,19 @@ def _directly(steps: list[Any]) -> list[Any]:
     return [(rule, _DIRECT.get(function, function), *others) for rule, function, *others in steps]
 
 
-def _play(steps: list[Any], tensors: list[Any], device: str) -> None:
-    """Run operations, which are those below autocast, with its casts."""
+def _play(steps: list[Any], tensors: list[Any], device: str, enter: Callable[..., Any] | None = None) -> None:
+    """Run operations, which are those below autocast, with its casts, and rules by `enter`."""
     if torch.is_autocast_enabled(device):
         with torch.autocast(device, enabled=False):
-            return _play(steps, tensors, device)
-    for _, function, holes, args, kwargs, made, ended in steps:
+            return _play(steps, tensors, device, enter)
+    for rule, function, holes, args, kwargs, made, ended in steps:
         if holes is None:
             given = _filled(args, tensors)
         else:
             given = list(args)
             for place, number in holes:
                 given[place] = tensors[number]
-        result = function(*given, **kwargs)
+        result = enter(function, given) if rule and enter is not None else function(*given, **kwargs)
         if isinstance(result, Tensor):
             tensors[made[0]] = result
         elif made:
