@@ -30,6 +30,7 @@ from anyorder.federated.simulation import Simulation
 from anyorder.formatting import counted, rounded_up
 from anyorder.participation import MinSeparation
 from anyorder.plan.plan import Plan
+from anyorder.release.weights import digests
 from anyorder.sampling.samplers import permutation_of
 from anyorder.training.optimizers import FTRL
 
@@ -553,8 +554,6 @@ def _assist(settings: FederatedSettings) -> None:
 
 def _write(server: Server, result: FederatedResult) -> None:
     path, plan = result.path, result.plan
-    from anyorder.release.weights import digests
-
     state = {name: value.cpu() for name, value in server.model.state_dict().items()}
     folder.replace(path / folder.MODEL, lambda beside: torch.save(state, beside))
     server.evidence().save(path / folder.EVIDENCE)

@@ -5,13 +5,14 @@ import shutil
 from pathlib import Path
 
 from anyorder.app import folder
-from anyorder.app.cli.verification import check_model
 from anyorder.app.fit import MODEL as LINEAR_MODEL
 from anyorder.budget.claim import SearchCertificate
 from anyorder.budget.search import CERTIFICATE as SEARCH
 from anyorder.budget.search import REPORT
 from anyorder.errors import ArgumentError, CertificateError
 from anyorder.plan.certificate import verify
+from anyorder.release import checkpoint
+from anyorder.release.weights import check_model
 
 PUBLIC = (
     folder.CERTIFICATE, SEARCH, folder.PLAN, folder.MODEL, LINEAR_MODEL, folder.METRICS, folder.ACCURACY_PLOT,
@@ -59,8 +60,6 @@ def publish(run: Path, to: Path) -> tuple[list[str], list[str]]:
 
 def _secrets(run: Path) -> list[bytes]:
     """The keys of the run as they may be written: as bytes, and in hexadecimal digits."""
-    from anyorder.release import checkpoint  # with torch
-
     keys = []
     if (run / folder.CHECKPOINT).exists():
         keys.append(bytes(checkpoint.load(run / folder.CHECKPOINT)["key"]))

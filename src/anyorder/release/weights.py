@@ -2,16 +2,18 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from anyorder import checks
 from anyorder.errors import CertificateError
+from anyorder.formatting import counted
+from anyorder.plan.certificate import Certificate
 
 _STORED = {".pt", ".pth", ".bin", ".ckpt"}
 
@@ -24,7 +26,8 @@ def digests(values: Any) -> tuple[str, ...]:
 
     Raises: CertificateError for tensors of which this process holds a part only.
     """
-    return tuple(sorted({_digest(value) for value in _tensors(values)}))
+    leaves = pytree.tree_leaves(values)
+    return tuple(sorted({_digest(leaf) for leaf in leaves if isinstance(leaf, (Tensor, np.ndarray))}))
 
 
 def digests_of_file(path: Path) -> set[str]:
@@ -44,6 +47,23 @@ def digests_of_file(path: Path) -> set[str]:
         raise CertificateError(f"the model {path} cannot be read: {type(problem).__name__}") from problem
 
 
+def check_model(certificate: Certificate | None, path: Path) -> None:
+    """Raise CertificateError unless all weights that a certificate names are in the file of a model; see `digests`.
+
+    Args:
+        certificate: None for a plan, which has not run.
+    """
+    if certificate is None:
+        raise CertificateError("the file is a plan, which has not run: a model belongs to a certificate")
+    if not certificate.weights:
+        raise CertificateError("the certificate names no model: it is of an earlier version, or nobody said which")
+    if missing := set(certificate.weights) - digests_of_file(path):
+        raise CertificateError(
+            f"the certificate is of another model than {path}: {len(missing)} of its "
+            f"{counted(len(certificate.weights), 'digest')} are of nothing in that file"
+        )
+
+
 def _read(path: Path) -> Any:
     kind = path.suffix.lower()
     if kind in _STORED:
@@ -57,19 +77,9 @@ def _read(path: Path) -> Any:
     return None
 
 
-def _tensors(values: Any) -> Iterator[Tensor]:
-    if isinstance(values, Tensor):
-        yield values
-    elif isinstance(values, np.ndarray):
-        yield torch.from_numpy(np.ascontiguousarray(values))
-    elif isinstance(values, Mapping):
-        yield from _tensors(list(values.values()))
-    elif isinstance(values, Iterable) and not isinstance(values, (str, bytes)):
-        for value in values:
-            yield from _tensors(value)
-
-
-def _digest(value: Tensor) -> str:
+def _digest(value: Tensor | np.ndarray[Any, Any]) -> str:
+    if isinstance(value, np.ndarray):
+        value = torch.from_numpy(np.ascontiguousarray(value))
     if hasattr(value, "to_local"):
         raise CertificateError("weights of which each process holds a part have no digest: gather them first")
     plain = value.detach().cpu().contiguous()

@@ -510,7 +510,7 @@ class Training:
         """Digests of the trained parameters as they are; none where this process does not hold them whole."""
         if self._whole is not None or (self._tables is not None and self._tables.are_lazy):
             return ()
-        return digests(parameter for parameter in self.model.parameters() if parameter.requires_grad)
+        return digests([parameter for parameter in self.model.parameters() if parameter.requires_grad])
 
     def _find_tables(self) -> TrainedTables | None:
         found = tables_in(self._model, self._bound.named)

@@ -102,7 +102,7 @@ def verify(
             found = verify_file(file, evidence=evidence, receipt=receipt, large=large)
             drawn = _drawn_again(found.plan) if fresh else None
         attacked = None if audit is None else audit_files.read(audit, found.plan)
-        named = None if model is None else check_model(found.certificate, model)
+        named = None if model is None else _named(found.certificate, model)
     except AnyorderError as problem:
         if as_json:
             print_json({"ok": False, "file": str(file), "problem": str(problem)})
@@ -187,19 +187,11 @@ def _verify_together(files: list[Path], large: bool, as_json: bool) -> None:
     console.print(f"verified: together they claim {promise}", style="green")
 
 
-def check_model(certificate: Certificate | None, model: Path) -> str:
+def _named(certificate: Certificate | None, model: Path) -> str:
     """What is known of the model after it was held against the certificate. Raises: CertificateError."""
-    if certificate is None:
-        raise CertificateError("the file is a plan, which has not run: a model belongs to a certificate")
-    if not certificate.weights:
-        raise CertificateError("the certificate names no model: it is of an earlier version, or nobody said which")
-    from anyorder.release.weights import digests_of_file  # with torch, which other checks do without
+    from anyorder.release.weights import check_model  # with torch, which other checks do without
 
-    if missing := set(certificate.weights) - digests_of_file(model):
-        raise CertificateError(
-            f"the certificate is of another model than {model}: {len(missing)} of its "
-            f"{counted(len(certificate.weights), 'digest')} are of nothing in that file"
-        )
+    check_model(certificate, model)
     return f"that {model.name} has the weights which the certificate names"
 
 
