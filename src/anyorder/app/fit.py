@@ -824,7 +824,8 @@ class _LinesSeen:
 
     def meet(self, rows: RowBatch) -> None:
         """Compare or note these. Raises: CheckpointError, whose `changed` says how many of the lines seen differ."""
-        if self._changed(rows):
+        now = self._digests(rows)
+        if self._changed(rows, now):
             problem = CheckpointError(
                 f"the table {self._work.settings.csv} is not the one with which this run began: a line that was read "
                 "is another one now. A row is known by its line, and the claim counts how often it takes part. Put "
@@ -832,16 +833,17 @@ class _LinesSeen:
                 "sum)"
             )
             everything = self._work.table.batches(_ROWS, self._work.settings.rows or 0)
-            problem.changed = sum(map(self._changed, everything)), self._kept["lines seen"]
+            changed = sum(self._changed(each, self._digests(each)) for each in everything)
+            problem.changed = changed, self._kept["lines seen"]
             raise problem
         end = rows.first + len(rows.lines)
         if end > self._kept["lines seen"]:
-            self._kept["lines"][rows.first : end] = self._digests(rows)
+            self._kept["lines"][rows.first : end] = now
             self._kept["lines seen"] = end
 
-    def _changed(self, rows: RowBatch) -> int:
+    def _changed(self, rows: RowBatch, now: NDArray[np.int64]) -> int:
         before = self._kept["lines"][rows.first : self._kept["lines seen"]]
-        now = self._digests(rows)[: len(before)]
+        now = now[: len(before)]
         return int(np.count_nonzero(before[: len(now)] != now))
 
     def _digests(self, rows: RowBatch) -> NDArray[np.int64]:

@@ -74,7 +74,7 @@ class Trials:
             self._worker = self._started()
         try:
             _send(self._worker.stdin, _dumps((settings, plan, folder, seed)))
-            word, told = _loads(_receive(self._worker.stdout))
+            word, told = pickle.loads(_receive(self._worker.stdout))
         except (EOFError, OSError):
             word, told = "failed", "the process of the run ended before the run did"
         except Exception:  # of what was returned
@@ -110,7 +110,7 @@ class Trials:
                 os.close(file)
         try:
             _send(worker.stdin, self._function)
-            problem = _loads(_receive(worker.stdout))
+            problem = pickle.loads(_receive(worker.stdout))
         except (EOFError, OSError):
             problem = "its process ended"
         if problem is not None:
@@ -226,10 +226,6 @@ def _end_with(jobs: IO[bytes]) -> None:
 def _dumps(value: Any) -> bytes:
     data: bytes = (cloudpickle or pickle).dumps(value)
     return data
-
-
-def _loads(data: bytes) -> Any:
-    return pickle.loads(data)
 
 
 def _send(pipe: Any, data: bytes) -> None:
