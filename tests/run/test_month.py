@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 import anyorder as ao
 from anyorder.app.cli import app
 from anyorder.errors import AnyorderError, BudgetError, CheckpointError
+from loops import train_to
 
 ROWS, BATCH, EPOCHS = 48, 12, 2
 
@@ -48,13 +49,7 @@ def cell(plan, folder, model, *, gone=(), until=None, budget=None):
     try:
         if budget is not None:
             budget.spend(plan, folder.name, run=engine.certificate().key_fingerprint)
-        while engine.step < (plan.n if until is None else until):
-            for x, y in batches:
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(private(x), y).backward()
-                optimizer.step()
-                if engine.step == until:
-                    break
+        train_to(plan.n if until is None else until, engine, private, optimizer, batches)
         engine.save({"model": model.state_dict()})
         engine.certificate().save(folder / "run.privacy.json")
         engine.evidence().save(folder / "secret.evidence.json")

@@ -20,6 +20,7 @@ import anyorder as ao
 from anyorder.errors import CheckpointError, LoaderError
 from anyorder.sampling import row_digests
 from anyorder.sampling.row_digests import InStages, Noted, check_same_rows, digest_of
+from loops import train_to
 
 N, B, EPOCHS = 40, 8, 2
 KEY = bytes(range(32))
@@ -68,14 +69,7 @@ def start(dataset, checkpoint=None, *, epochs=EPOCHS, order="fixed", **options):
 
 
 def train(run, until):
-    engine, model, optimizer, loader = run
-    while engine.step < until:
-        for x, y in loader:
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x), y).backward()
-            optimizer.step()
-            if engine.step == until:
-                break
+    train_to(until, *run)
 
 
 def halves(order):

@@ -19,6 +19,7 @@ from anyorder.participation import EpochShuffle, MinSeparation, PoissonSampling
 from anyorder.strategy import BLT, Banded, Independent, SquareRoot, Tree
 from anyorder.strategy.rescaled import Rescaled
 from anyorder.strategy.restarted_blt import RestartedBLT
+from loops import backward, train_to
 
 KEY = bytes(range(32))
 N, B, EPOCHS = 24, 4, 3
@@ -59,20 +60,8 @@ def private(plan=None, rule=None, *, dropout=0.0, checkpoint=None, batch=B, shif
     return engine, *engine.make_private(model, optimizer, loader, rule=rule or Adaptive(), **options)
 
 
-def backward(model, batch):
-    nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
-
-
 def train(engine, model, optimizer, loader, until=STEPS, save_every=None):
-    while engine.step < until:
-        for batch in loader:
-            optimizer.zero_grad()
-            backward(model, batch)
-            optimizer.step()
-            if save_every and engine.step % save_every == 0:
-                engine.save()
-            if engine.step == until:
-                break
+    train_to(until, engine, model, optimizer, loader, save_every=save_every)
 
 
 def weights(model):

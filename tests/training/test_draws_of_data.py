@@ -28,6 +28,7 @@ from anyorder.sampling.draws import (
     may_draw,
     reseed,
 )
+from loops import train_to
 
 N, B, OTHER, CLIP = 24, 8, 5, 0.1
 KEY = bytes(range(32))
@@ -583,13 +584,7 @@ def test_a_run_goes_on_with_the_same_draws(tmp_path, workers):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         loader = loader_of(Crops(True, by_normals), workers, shuffle=True)
         private, optimizer, loader = engine.make_private(model, optimizer, loader)
-        while engine.step < until:
-            for x, y in loader:
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(private(x), y).backward()
-                optimizer.step()
-                if engine.step == until:
-                    break
+        train_to(until, engine, private, optimizer, loader)
         engine.save()
         engine.close()
         return torch.cat([p.detach().reshape(-1) for p in model.parameters()])

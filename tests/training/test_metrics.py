@@ -18,6 +18,7 @@ from anyorder.noise import NoiseSource
 from anyorder.participation import EpochShuffle, MinSeparation, PoissonSampling
 from anyorder.strategy import BLT, Independent, ToeplitzBanded
 from anyorder.training.metrics import Measuring, _Multiples
+from loops import train_to
 
 KEY = bytes(range(32))
 N, B, EPOCHS = 24, 4, 3
@@ -68,15 +69,10 @@ def measured(engine, model, batch):
 
 
 def train(engine, model, optimizer, loader, until=STEPS, save_every=None):
-    while engine.step < until:
-        for batch in loader:
-            optimizer.zero_grad()
-            measured(engine, model, batch).mean().backward()
-            optimizer.step()
-            if save_every and engine.step % save_every == 0:
-                engine.save()
-            if engine.step == until:
-                break
+    def backward(model, batch):
+        measured(engine, model, batch).mean().backward()
+
+    train_to(until, engine, model, optimizer, loader, backward=backward, save_every=save_every)
 
 
 def gradient(model):
