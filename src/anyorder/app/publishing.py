@@ -1,4 +1,4 @@
-"""What of a run's folder may be shown, as a folder of its own: known public files alone, each looked through first."""
+"""The files of a run that may be shown, in a folder of their own: known public ones, each looked through first."""
 
 import json
 import shutil

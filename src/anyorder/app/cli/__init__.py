@@ -36,7 +36,7 @@ COMMANDS = {
     ),
     "tune": ("tuning:tune", "Search for settings of a private training; the whole search keeps epsilon."),
     "verify": ("verification:verify", "Recompute every claim of a certificate or plan from the file alone."),
-    "publish": ("publishing:publish", "Copy what of a run may be shown into a folder of its own."),
+    "publish": ("publishing:publish", "Copy the files of a run that may be shown into a folder of their own."),
     "withdraw": ("publishing:withdraw", "Withdraw a certificate: a note beside it, which verify finds."),
     "report": ("reporting:report", "Write the report of a run: one page to read, print and sign off."),
     "budget": (

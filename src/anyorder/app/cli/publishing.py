@@ -20,7 +20,7 @@ def publish(
     to: Annotated[Path | None, typer.Option(help="The new folder. Default: RUN-public.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Copy what of a run may be shown into a folder of its own.
+    """Copy the files of a run that may be shown into a folder of their own.
 
     $ anyorder publish runs/digits-20250101-120000
 
