@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyorder import checks
-from anyorder._library import PATHS, WARNING, load, parallel
+from anyorder._library import NOISE_SOURCES, PATHS, WARNING, load, parallel
 from anyorder.errors import ArgumentError, NoiseWarning
 from anyorder.noise import normals
 from anyorder.noise.program import (
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 Vector = NDArray[np.float32]
 
 _VERSION = 3  # of the library's interface
-_SOURCES = ("_kernel.cpp", "_kernel.h", "_lanes.h", "_tile.h", "_jump.h")
 _LARGE = 1 << 20  # coordinates from which the missing kernel is worth a word
 
 SEGMENT = np.dtype([("data", "u8"), ("element", "u8"), ("length", "u8")])
@@ -211,12 +210,6 @@ def kernel(name: str = "best") -> Kernel | None:
     return found
 
 
-def describe() -> str:
-    """What is in use, in words."""
-    found = kernel()
-    return f"compiled, {found.name}" if found is not None else f"NumPy ({_missing()})"
-
-
 def warn_if_missing(size: int) -> None:
     """Once, for a stream of many coordinates: say that the noise is made by NumPy, and what to do."""
     if size >= _LARGE and os.environ.get("ANYORDER_KERNEL") != "reference" and kernel() is None:
@@ -247,7 +240,7 @@ def _missing() -> str:
 
 @functools.cache
 def _library() -> ctypes.CDLL | None:
-    library = load(_file(), _SOURCES)
+    library = load(_file(), NOISE_SOURCES)
     if library is None or library.anyorder_version() != _VERSION:
         return None
     pointer = ctypes.c_void_p
