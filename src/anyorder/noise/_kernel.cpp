@@ -311,14 +311,13 @@ struct JumpWork {
 static void run_jumps(void *argument) {
     JumpWork &work = *(JumpWork *)argument;
     const Jump &jump = *work.jump;
-    const uint64_t columns = jump.size + jump.normals + 1;
-    const uint64_t x = TILE * sizeof(float), factors = x + columns * STRETCH * sizeof(double);
-    const uint64_t ends = factors + jump.size * columns * sizeof(Factor), bytes = ends + jump.size * sizeof(int);
-    char *memory = (char *)std::aligned_alloc(64, (bytes + 63) / 64 * 64);
+    constexpr uint64_t VECTORS = 2 * 64;  // bytes that an instruction set carries at a time, at most
+    const uint64_t tile = (TILE + BLOCK) * sizeof(float), bytes = tile + (jump.size + jump.normals + 1) * VECTORS;
+    char *memory = (char *)std::aligned_alloc(64, bytes);
     if (!memory) return;
-    memset(memory, 0, factors);
+    memset(memory, 0, tile);
     ++work.working;
-    Room room = {(float *)memory, (double *)(memory + x), (Factor *)(memory + factors), (int *)(memory + ends)};
+    Room room = {(float *)memory, (double *)(memory + tile)};
     for (;;) {
         const uint64_t first = work.next.fetch_add(1) * ROWS;
         if (first >= jump.num_rows) break;

@@ -101,16 +101,9 @@ struct Jump {  // of rows of a table: s <- Phi s + R Z[ids] + into sum, for each
     uint64_t first;           // element of Z that belongs to the first coordinate of row 0
 };
 
-struct Factor {
-    double c;
-    int64_t x;
-};
-
 struct Room {  // a thread's memory for jumps
     float *tile;
     double *x;
-    Factor *factors;
-    int *ends;
 };
 
 }  // namespace anyorder
