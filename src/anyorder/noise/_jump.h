@@ -8,8 +8,18 @@ typedef double Wide __attribute__((vector_size(4 * LANES)));
 // Coordinates of a row on their way through a tile: normal l of coordinate i is tile[from + l * step + i].
 struct Stretch {
     uint64_t place, skip;  // of the row in `rows`; coordinates of the row before these
-    int from, step, length;
+    int from, step, length, used;
 };
+
+// Columns of R up to the last that is not 0: no further normals are made.
+INLINE int used_by(const Jump &jump, uint64_t map) {
+    const int size = (int)jump.size, normals = (int)jump.normals;
+    const double *R = jump.R + map * size * normals;
+    for (int l = normals; l; --l)
+        for (int i = size; i--;)
+            if (R[i * normals + l - 1] != 0) return l;
+    return 0;
+}
 
 // Some coordinates of x, as double: `from` is their place, `length` how many of DOUBLES are there.
 template <class T> INLINE Wide widen(const char *from, int length) {
@@ -48,7 +58,7 @@ template <int SIDE_BY_SIDE> INLINE void add(Wide *sum, const double *factors, in
 // the sum.
 template <int SIDE_BY_SIDE>
 INLINE void carry(const Jump &jump, const Stretch &stretch, const float *tile, int at, Wide *x) {
-    const int size = (int)jump.size, used = (int)jump.used[jump.which[stretch.place]];
+    const int size = (int)jump.size, used = stretch.used;
     const uint64_t row = jump.rows[stretch.place], map = jump.which[stretch.place];
     int lengths[SIDE_BY_SIDE];
     for (int n = 0, left = stretch.length - at; n < SIDE_BY_SIDE; ++n, left -= DOUBLES)
@@ -110,7 +120,7 @@ static void run_jump(const Jump &jump, const Step &step, Room &room, uint64_t fi
     };
     for (uint64_t place = first; place < last; ++place) {
         const uint64_t row = jump.rows[place], map = jump.which[place];
-        const int used = (int)jump.used[map];
+        const int used = used_by(jump, map);
         for (uint64_t skip = 0; skip < jump.width;) {
             const uint64_t element = jump.first + row * jump.width + skip;
             const int within = (int)(element % BLOCK);
@@ -122,7 +132,7 @@ static void run_jump(const Jump &jump, const Step &step, Room &room, uint64_t fi
             const int each = (int)((within + length + BLOCK - 1) / BLOCK);
             if (count == TILE_BLOCKS || blocks + each * used > TILE_BLOCKS) flush();
             fetch(jump, row, skip, (int)length);
-            stretches[count++] = {place, skip, blocks * BLOCK + within, each * BLOCK, (int)length};
+            stretches[count++] = {place, skip, blocks * BLOCK + within, each * BLOCK, (int)length, used};
             for (int l = 0; l < used; ++l)
                 for (int i = 0; i < each; ++i, ++blocks) {
                     counters.set(blocks, element / BLOCK + i);
