@@ -894,8 +894,7 @@ def _counted(given: dict[str, Any]) -> Tensor:
     """The labels, with `ignore_index` in the place of those that are no class."""
     labels, outputs = given["target"].long(), given["input"]
     classes = outputs.shape[1 if outputs.dim() > 1 else 0]
-    inside = labels.clamp(0, classes - 1) == labels
-    return torch.where(inside, labels, given.get("ignore_index", -100))
+    return labels.masked_fill(labels.clamp(0, classes - 1) != labels, given.get("ignore_index", -100))
 
 
 class _Mean:
