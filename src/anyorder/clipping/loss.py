@@ -218,7 +218,7 @@ def unwatched(tree: Any) -> Any:
     """The tree with ordinary tensors in the place of watched ones: as the loader made them, where they are so."""
     if type(tree) is tuple and set(map(type, tree)) == {_Watched}:  # as most models are called
         return tuple(map(_plain, tree))
-    return _changed(tree, _plain) if tree != {} else tree
+    return _changed(tree, _plain)
 
 
 def _plain(tensor: Tensor) -> Tensor:
@@ -322,9 +322,9 @@ class _Call(NamedTuple):
     function: Callable[..., Any]
     args: Any
     kwargs: Any
-    results: list[int | None]
-    written: int | None
+    results: Sequence[int | None]
     with_grad: bool
+    written: int | None = None
 
 
 class _Tape:
@@ -410,7 +410,7 @@ class _Tape:
         self.calls += [
             _Call(
                 c.function, moved(c.args), moved(c.kwargs), [None if r is None else r + offset for r in c.results],
-                None if c.written is None else c.written + offset, c.with_grad,
+                c.with_grad, None if c.written is None else c.written + offset,
             )
             for c in other.calls
         ]  # fmt: skip
@@ -475,9 +475,8 @@ class _Tape:
             earlier = type(written_to) is _Watched
             self._adopt(written_to, _EARLIER if earlier else written)
             if type(written_to) is _Watched:
-                number, with_grad = [written_to.number], torch.is_grad_enabled()
-                copied = before, *stored[0][1:]
-                self.calls.append(_Call(_on_copy(function), copied, stored[1], number, None, with_grad))
+                given_to = (before, *stored[0][1:]), stored[1]
+                self.calls.append(_Call(_on_copy(function), *given_to, [written_to.number], torch.is_grad_enabled()))
             return result
         if written_to is not None:
             self._write(written_to, written)
@@ -488,8 +487,8 @@ class _Tape:
                     self._also_written(tensor, states[0] if args and tensor is args[0] and states else _NOT_FOLLOWED)
         shown, numbers = self._shown(result, states)
         if numbers or written_to is not None:
-            written_number = None if written_to is None else written_to.number
-            self.calls.append(_Call(function, *stored, numbers, written_number, torch.is_grad_enabled()))
+            number = None if written_to is None else written_to.number
+            self.calls.append(_Call(function, *stored, numbers, torch.is_grad_enabled(), number))
         return shown
 
     def _shown(self, result: Any, states: list[State]) -> tuple[Any, list[int | None]]:
@@ -586,12 +585,7 @@ class _Tape:
             key.append(tuple(value))
             made = {}
             for name, one in value.items():
-                own = type(one)
-                if own in _SETTINGS and own is not float:
-                    key += (own, one)
-                    made[name] = one
-                else:
-                    made[name] = self._encode(one, key, given)
+                made[name] = self._encode(one, key, given)
             return made
         if kind is _Float or kind is _Int:
             self.taken_out = True
@@ -892,8 +886,8 @@ def _of_classes(func: Any, *args: Any, **kwargs: Any) -> Tensor:
 
 def _counted(given: dict[str, Any]) -> Tensor:
     """The labels, with `ignore_index` in the place of those that are no class."""
-    labels, outputs = given["target"].long(), given["input"]
-    classes = outputs.shape[1 if outputs.dim() > 1 else 0]
+    labels: Tensor = given["target"].long()
+    classes = given["input"].shape[1 if given["input"].dim() > 1 else 0]
     return labels.masked_fill(labels.clamp(0, classes - 1) != labels, given.get("ignore_index", -100))
 
 

@@ -231,7 +231,7 @@ class Training:
         step = ledger.step
         # units: whose rows the model is called on
         given = (args, kwargs)
-        args, kwargs = unwatched(args), unwatched(kwargs)
+        args, kwargs = unwatched(args), unwatched(kwargs) if kwargs else kwargs
         tensors: Sequence[Tensor] = args
         if kwargs or set(map(type, args)) != {Tensor}:  # else as most models are called
             tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
