@@ -1,7 +1,7 @@
 """The README's loop, which mypy reads strictly with the package; `test_typed.py` holds it to the README."""
 
 # fmt: off
-# ruff: noqa: B007, B018, E402, I001
+# ruff: noqa: B007, E402
 
 from typing import assert_type
 
