@@ -34,6 +34,7 @@ Not seen: generators that no attribute, closure or global name of data set and c
 a Python generator, an object of a C extension), and what the training loop draws between batch and step.
 """
 
+import logging
 import random
 import sys
 from collections import OrderedDict, defaultdict, deque
@@ -186,7 +187,7 @@ _ALIKE = 4  # of a longer one, but for generators: what its parts share, each of
 _PACKAGES = frozenset({"anyorder", "builtins", "collections", "datasets", "numpy", "torch", "transformers", "typing"})
 _LEAVES = (
     str, bytes, bytearray, int, float, complex, type(None), type, ModuleType, torch.Tensor, torch.dtype, torch.device,
-    np.ndarray, np.generic, random.SystemRandom,
+    np.ndarray, np.generic, random.SystemRandom, logging.Logger,
 )  # fmt: skip
 
 
