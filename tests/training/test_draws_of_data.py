@@ -299,6 +299,20 @@ def by_each(owner, high):
     return sum(draw(one, high) for one, (draw, _) in zip(owner.own, HELD.values(), strict=True)) % high
 
 
+class SeldomDrawn(Crops):
+    """Examples of the second batch draw, and unit 5 of the first where it rejects: which is seen is of the data."""
+
+    def __getitem__(self, i):
+        if B <= i < 2 * B or (i == OTHER and self.x[i].min() < 0):
+            return super().__getitem__(i)
+        return self.x[i, 8:], i % 2
+
+
+def test_a_data_set_of_which_few_examples_draw():
+    """Until the first draws all of a batch are fetched under one state, which none sees that draws."""
+    assert_isolated(*(Run(loader_of(SeldomDrawn(r)), epochs=2) for r in (False, True)))
+
+
 def test_a_kept_generator_is_afterwards_as_it_was():
     own = random.Random(1)
     before = own.getstate()
