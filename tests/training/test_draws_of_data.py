@@ -6,6 +6,7 @@ the relation allows.
 """
 
 import hashlib
+import logging
 import random
 import sys
 from functools import partial
@@ -744,6 +745,15 @@ def test_examples_do_not_hide_the_generators_of_transforms():
     shared = crop()
     assert [id(one) for one in held_generators([Record(shared) for _ in range(1000)])] == [id(shared.args[0])]
     assert len(held_generators([np.random.default_rng(i) for i in range(60)])) == 60
+
+
+def test_a_logger_hides_no_generator():
+    """Of a Trainer's collation the walk went on to all loggers of the process, to its end."""
+    own = np.random.default_rng(1)
+    deep = own
+    for _ in range(60):
+        deep = [deep]
+    assert [id(one) for one in held_generators({"log": logging.getLogger("of.a.test"), "transform": deep})] == [id(own)]
 
 
 def test_generators_are_found():

@@ -36,6 +36,7 @@ read `torch.initial_seed()` are given that of their batch where none draws), and
 batch and step.
 """
 
+import logging
 import random
 import sys
 from collections import OrderedDict, defaultdict, deque
@@ -188,7 +189,7 @@ _ALIKE = 4  # of a longer one, but for generators: what its parts share, each of
 _PACKAGES = frozenset({"anyorder", "builtins", "collections", "datasets", "numpy", "torch", "transformers", "typing"})
 _LEAVES = (
     str, bytes, bytearray, int, float, complex, type(None), type, ModuleType, torch.Tensor, torch.dtype, torch.device,
-    np.ndarray, np.generic, random.SystemRandom,
+    np.ndarray, np.generic, random.SystemRandom, logging.Logger,
 )  # fmt: skip
 
 
