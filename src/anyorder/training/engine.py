@@ -86,6 +86,7 @@ from anyorder.training.dry_run import try_model
 from anyorder.training.metrics import Measuring, Metrics, ReleasedMetrics, check_metrics
 from anyorder.training.module_state import state_of
 from anyorder.training.optimizers import (
+    StepSettings,
     check_arguments,
     guard_schedulers,
     returns_nothing,
@@ -166,6 +167,7 @@ class Training:
         self._group = Group() if dist.is_available() and dist.is_initialized() else None
         cut = self._on_each(lambda: self._check(options))
         self._bound = self._on_each(lambda: BoundParameters(model, optimizer))
+        self._settings = StepSettings.of(plan, optimizer)
         self.left_out = self._bound.left_out.keys()
         self.released = options.released
         try:
@@ -421,6 +423,8 @@ class Training:
                 "and loss.backward() before each step; to leave a batch out, call engine.skip() first"
             )
         self._bound.check_step()
+        if self._settings is not None and self._settings.differ(self.release.ledger.step):
+            self._settings = None
         if self._tables is not None:
             self._tables.check_step()
         if self._measuring is not None:
