@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyorder.errors import ArgumentError, TrainingError
-from anyorder.strategy import Independent, Strategy
+from anyorder.strategy import BLT, Independent, Strategy, ToeplitzBanded
 
 NONE = 2**31 - 1  # no operand
 RAW = 1 << 30  # of raw words, in the high word of the counter
@@ -310,6 +310,13 @@ def compile_step(
 _COMPILED: dict[Any, tuple[Compiled, Any, list[int]]] = {}
 
 
+def _of_rows_from(made: Compiled, later: int) -> Compiled:
+    """The same with the rows of so many steps later, where step t takes row t."""
+    ops = made.program.ops.copy()
+    ops["row"][ops["kind"] == Operation.GAUSS] += later
+    return made._replace(program=Program(ops, made.program.terms, made.program.num_tiles, made.program.result))
+
+
 class _Compiler:
     """Puts operations out in the order of the tape; a product, or a row used once, goes into the sum that uses it.
 
@@ -542,6 +549,9 @@ class NoiseState(Generic[A]):
         self._strategy, self._most, self._new = strategy, most, new
         self._kept = max(most, strategy.state_rows + together - 1)  # arrays between two steps
         self._together = together
+        # Steps from states of one shape are alike but for their rows, each with its own: such a program is made once.
+        self._alike = type(strategy) in (BLT, ToeplitzBanded) and most <= strategy.state_rows
+        self._like: tuple[tuple[int, int, int], int, Compiled] | None = None
         self._due: list[A] = []  # outputs of the next steps, the last one first
         self.t, self.arrays = t, arrays
         self.rows: dict[int, A] = {}
@@ -571,12 +581,17 @@ class NoiseState(Generic[A]):
             shown = Program(np.empty(0, OP), np.empty(0, TERM), 1, ~count)
             return Compiled(shown, [count, *range(count - 1)], {}, 0), [*self.arrays, self._due[-1], *self.free]
         steps = min(self._together, self._strategy.n - self.t) if count == self._strategy.state_rows else 1
-        traced = trace(self._strategy, self.t, count, steps)
         given = [*self.arrays, *self.rows.values(), *self.free]
+        shape = count, len(given), steps
+        if self._like is not None and self._like[0] == shape:
+            _, before, made = self._like
+            return _of_rows_from(made, self.t - before), given
+        traced = trace(self._strategy, self.t, count, steps)
         stored = dict(zip(self.rows, range(count, len(given)), strict=False))
         keep = self._rows_to_keep(traced) if steps == 1 and self._most > len(traced.state) else ()
         free = range(count + len(stored), len(given))
         made = compile_step(traced, count, stored, free, keep, max(self._most - len(given), 0))
+        self._like = (shape, self.t, made) if self._alike and made.num_arrays == len(given) else None
         while len(given) < made.num_arrays:
             given.append(self._new())
         return made, given
