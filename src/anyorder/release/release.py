@@ -909,6 +909,8 @@ class SecretDraws:
 
 
 _FLOATS = (torch.float32, torch.float64)
+_NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
+_LARGE = 1 << 20  # elements, from which NumPy asks for large pages: fresh memory of torch's takes three times as long
 
 
 def piece_of(total: Any, size: int, grid: float | None) -> Tensor:
@@ -1010,6 +1012,8 @@ def _tensor(name: str, values: Any) -> Tensor:
     if isinstance(values, Tensor):
         if values.layout != torch.strided or values.device.type == "meta":
             raise ArgumentError(f"{name} must be a dense tensor with memory, got {values.layout} on {values.device}")
+        if values.device.type == "cpu" and values.dtype in _NUMPY and values.numel() >= _LARGE:
+            return torch.from_numpy(np.empty(values.shape, _NUMPY[values.dtype])).copy_(values.detach())
         return values.detach().clone(memory_format=torch.contiguous_format)
     if not isinstance(values, np.ndarray) or isinstance(values, np.ma.MaskedArray):
         raise ArgumentError(f"{name} must be a NumPy array or a torch tensor, got {type(values).__name__}")
