@@ -148,7 +148,7 @@ def test_a_command_loads_what_it_needs_and_no_more(tmp_path):
     """Each in a process of its own, forked from one that has imported the package alone."""
     plan = tmp_path / "plan.json"
     anyorder.plan(dataset_size=4, batch_size=2, epochs=1, epsilon=8, delta=1e-5).save(plan)
-    commands = ["--version", "--help", f"verify {plan}", "budget --help", "plan --help"]
+    commands = ["--help", f"verify {plan}", "plan --help"]
     code = f"""
 import os, sys
 import anyorder
