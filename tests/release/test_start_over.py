@@ -10,6 +10,7 @@ import anyorder as ao
 from anyorder.errors import ArgumentError, BudgetError, CertificateError, CheckpointError
 from anyorder.plan.certificate import PUBLIC_RESTART, Certificate, Evidence, verify
 from anyorder.release.checkpoint import load
+from federated.test_kills import killed_at
 
 DELTA = 1e-5
 
@@ -97,28 +98,25 @@ def test_a_certificate_counts_the_starts_before(tmp_path, keep, mechanism):
     assert stated.stated == (PUBLIC_RESTART,)
 
 
-def test_a_start_over_stopped_half_way_loses_no_count(tmp_path, monkeypatch):
-    """Stopped at every change of a file's name; then begun with and without start_over."""
-    made = plan()
-    import anyorder.durable as durable
-
-    for at in range(1, 4):
-        folder = tmp_path / str(at)
+def test_a_start_over_that_is_killed_loses_no_count(tmp_path):
+    """Killed at every call on its files, and then started over once more."""
+    made, killed = plan(), []
+    while not killed or killed[-1]:
+        folder = tmp_path / str(len(killed))
         folder.mkdir()
         path, first, _ = lost(folder, made, 3, keep=1)
-        calls, real = [], durable.sync_folder
 
-        def dies(place, calls=calls, at=at, real=real):
-            calls.append(place)
-            if len(calls) == at:
-                raise KeyboardInterrupt
-            real(place)
+        def begin(path=path):
+            with ao.Release(made, 3, checkpoint=path, start_over=True) as release:
+                take(release, 1)
 
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(durable, "sync_folder", dies)
-            take(ao.Release(made, 3, checkpoint=path, start_over=True), 1)
+        killed.append(killed_at(len(killed), begin))
         with ao.Release(made, 3, checkpoint=path, start_over=True) as release:
-            assert release.certificate().earlier == ((first, 3),), at
+            before, *others = release.certificate().earlier
+        assert before == (first, 3), len(killed)
+        assert [steps for _, steps in others] in ([], [1]), len(killed)
+    assert len(killed) > 12
+    assert others
 
 
 def test_what_cannot_be_counted_is_refused(tmp_path):

@@ -23,6 +23,7 @@ from anyorder.app.cli.output import (
     run_or_resume,
     verify_command,
 )
+from anyorder.errors import ArgumentError
 from anyorder.formatting import counted, rounded_up
 
 __all__ = ["train"]
