@@ -560,6 +560,7 @@ class Result:
         plan: what was run.
         accuracy: on the test set after each epoch, as fractions.
         steps: taken.
+        with_starts: epsilon with what was released before the run was started over; None where it was not.
         seconds: of training and testing, all sessions of the run together. Shown in whole seconds: how long a step
             takes depends on what is in it.
     """
@@ -570,12 +571,19 @@ class Result:
     accuracy: list[float] = field(repr=False)
     steps: int
     seconds: float
+    with_starts: float | None = None
+
+    @property
+    def epsilon(self) -> float:
+        """Of the certificate, at the plan's delta."""
+        return self.plan.epsilon if self.with_starts is None else self.with_starts
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values: what metrics.json holds."""
         return {
             "settings": self.settings.to_dict(),
             "claims": self.plan.claims(),
+            **({} if self.with_starts is None else {"epsilon_with_earlier_starts": self.with_starts}),
             "order": self.plan.participation.describe(),
             "mechanism": self.plan.strategy.describe(),
             "test_accuracy": self.accuracy,
@@ -625,32 +633,51 @@ def train(
         return _Session(settings, data, plan, model, path, key).finish(observer, tensorboard)
 
 
-def resume(path: str | Path, *, observer: Observer | None = None, tensorboard: str | Path | None = None) -> Result:
+def resume(
+    path: str | Path,
+    *,
+    observer: Observer | None = None,
+    tensorboard: str | Path | None = None,
+    start_over: bool = False,
+) -> Result:
     """Go on with the run in a folder, from its last checkpoint to its end, bit for bit as if never interrupted.
 
     A run that was killed before its first checkpoint took no step, and begins again with its settings.
+
+    Args:
+        start_over: begin again with another noise key where the run took steps, for a checkpoint that is lost, damaged
+            or cannot be replayed: see `anyorder.Release`. Certificate and budget count what was released before.
     Raises: CheckpointError if the folder holds no run, or one whose checkpoint cannot be resumed without harm.
         ArgumentError if the run is going on.
     """
     path = Path(path)
-    with session.go_on(path, "run", lambda found: Settings(**found["settings"])) as (settings, plan):
+    read = lambda found: Settings(**found["settings"])  # noqa: E731
+    with session.go_on(path, "run", read, start_over=start_over) as (settings, plan):
         data = make_data(settings)
         model = make_model(settings, data)
-        return _Session(settings, data, plan, model, path, None).finish(observer or Observer(), tensorboard)
+        made = _Session(settings, data, plan, model, path, None, start_over)
+        return made.finish(observer or Observer(), tensorboard)
 
 
 class _Session:
     """One session of a run: everything that lives in memory."""
 
     def __init__(
-        self, settings: Settings, data: Data, plan: Plan, model: nn.Module, path: Path, key: bytes | None
+        self,
+        settings: Settings,
+        data: Data,
+        plan: Plan,
+        model: nn.Module,
+        path: Path,
+        key: bytes | None,
+        start_over: bool = False,
     ) -> None:
         self.settings, self.plan, self.path = settings, plan, path
         self.device = torch.device(settings.device)
         self.model: nn.Module = model
         self.course = Staging(settings, plan, model, data)
         self.data = self.course.data
-        self.engine = PrivacyEngine(plan, checkpoint=path / folder.CHECKPOINT, key=key)
+        self.engine = PrivacyEngine(plan, checkpoint=path / folder.CHECKPOINT, key=key, start_over=start_over)
         self.accuracy: list[float] = []
         self.seconds = 0.0
 
@@ -723,7 +750,8 @@ class _Session:
         return self.seconds + time.perf_counter() - self._began
 
     def _result(self) -> Result:
-        return Result(self.path, self.settings, self.plan, self.accuracy, self.engine.step, self._elapsed())
+        whole = self.engine.epsilon() if self.engine.training.release.earlier else None
+        return Result(self.path, self.settings, self.plan, self.accuracy, self.engine.step, self._elapsed(), whole)
 
     def _write_results(self) -> Result:
         result, settings, plan = self._result(), self.settings, self.plan
@@ -731,7 +759,7 @@ class _Session:
         folder.replace(self.path / folder.MODEL, lambda beside: torch.save(state, beside))
         self.engine.evidence().save(self.path / folder.EVIDENCE)
         self.engine.certificate().save(self.path / folder.CERTIFICATE)
-        promise = f"epsilon {rounded_up(plan.epsilon, 3)}, delta {plan.delta:g}"
+        promise = f"epsilon {rounded_up(self.engine.epsilon(), 3)}, delta {plan.delta:g}"
         plot_accuracy(self.accuracy, self.path / folder.ACCURACY_PLOT, f"{settings.dataset}, {promise}")
         title = f"{settings.dataset}: noise over {counted(plan.n, 'step')}, {promise}"
         plot_noise(noise_lines(plan), self.path / folder.NOISE_PLOT, title)

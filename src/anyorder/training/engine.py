@@ -153,8 +153,7 @@ class Training:
     def __init__(
         self,
         plan: Plan,
-        checkpoint: Path | None,
-        key: bytes | None,
+        files: dict[str, Any],
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         loader: Any,
@@ -174,7 +173,7 @@ class Training:
             self._on_each(self._check_model)
             self._tables = self._on_each(self._find_tables)
             if self._group is not None:
-                self._check_ranks(self._group, checkpoint)
+                self._check_ranks(self._group, files["checkpoint"])
             tables = {} if self._tables is None else self._tables.named
             self._dense = {name: p for name, p in self._bound.named.items() if name not in tables}
             self._measuring: Measuring | None = None
@@ -197,9 +196,7 @@ class Training:
                 self._whole = WholeModel(model) if sharded else None
                 self._shards = Shards(self._dense, self._group) if sharded or self._group.size > 1 else None
             coordinates = self._shards or OneProcess(sum(p.numel() for p in self._dense.values()))
-            self.release = Release.of_ranks(
-                plan, coordinates, cut.schedule, key=key, checkpoint=checkpoint, place="make_private"
-            )
+            self.release = Release.of_ranks(plan, coordinates, cut.schedule, place="make_private", **files)
             given = {p: p.data for p in tables.values()}
             try:
                 if self._tables is not None:
@@ -1278,10 +1275,19 @@ class PrivacyEngine:
             `make_private` on, a journal beside it records every step before its release, and keeps other runs away.
         key: 32 bytes for reproducible tests. In use, leave it out: the key then comes from the operating system, and
             a run whose key is known has no privacy.
+        start_over: begin again, with a new key, where the run of this checkpoint took steps and cannot go on: see
+            `anyorder.Release`. The certificate counts what was released before.
     """
 
     @_hinted
-    def __init__(self, plan: Plan, *, checkpoint: str | Path | None = None, key: bytes | None = None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        checkpoint: str | Path | None = None,
+        key: bytes | None = None,
+        start_over: bool = False,
+    ) -> None:
         if type(plan) is not Plan:
             raise ArgumentError(f"plan must be an anyorder Plan (see anyorder.plan), got {type(plan).__name__}")
         if plan.on_device:
@@ -1291,6 +1297,7 @@ class PrivacyEngine:
             )
         self.plan = plan
         self._path = None if checkpoint is None else Path(checkpoint)
+        self._start_over = start_over
         self._given_key = None if key is None else NoiseSource(key).key
         self._training: Training | None = None
         self._closed = False
@@ -1378,7 +1385,8 @@ class PrivacyEngine:
             unit, loss_reduction, accumulate, chunk_size, rule, non_finite, micro_batch, shapes, released, like
         )
         warn_of_unfitted(self.plan, optimizer, stacklevel=3)  # as it is given: a checkpoint may be of another stage
-        self._training = Training(self.plan, self._path, self._given_key, model, optimizer, loader, options)
+        files = {"checkpoint": self._path, "key": self._given_key, "start_over": self._start_over}
+        self._training = Training(self.plan, files, model, optimizer, loader, options)
         warn_of_frozen(self._training.left_out, stacklevel=3)
         return cast(Any, self._training.model), optimizer, cast(Any, self._training.loader)
 
@@ -1387,7 +1395,10 @@ class PrivacyEngine:
 
         `certificate().realised` has what the steps so far come to, which is less while some are left.
         """
-        return self.plan.epsilon if delta is None else self.plan.curve.epsilon(checks.probability("delta", delta))
+        at = self.plan.delta if delta is None else checks.probability("delta", delta)
+        if self.is_private and self.training.release.earlier:  # with what was released before it was started over
+            return self.training.release.evidence().certificate.curve.epsilon(at)
+        return self.plan.epsilon if delta is None else self.plan.curve.epsilon(at)
 
     @property
     def is_keyed(self) -> bool:
@@ -1524,7 +1535,8 @@ class PrivacyEngine:
         which each process holds a part, nor with lazy tables). `anyorder verify --model FILE` finds them in a file.
         `public_stop` is for runs that ended early: see `Release.certificate`.
         """
-        return replace(self.evidence().shown(public_stop=public_stop), weights=self.training.weights())
+        evidence = self.evidence()
+        return evidence.naming(evidence.shown(public_stop=public_stop), self.training.weights())
 
     def evidence(self) -> Evidence:
         """Who took part in which step: what backs the certificate. As secret as the data."""
