@@ -101,6 +101,24 @@ else:
     run(code)
 
 
+def test_a_plan_without_secret_draws_loads_no_filters_of_scipy():
+    code = """
+import os, sys
+os.environ["ANYORDER_CACHE"] = "off"
+import numpy as np, anyorder as ao
+given = {"order": "fixed", "epsilon": 8, "delta": 1e-5, "mechanism": "banded inverse, 2 bands"}
+ao.plan(dataset_size=40, batch_size=10, epochs=2, **given)
+assert "scipy.signal" not in sys.modules
+from anyorder._filters import fftconvolve, lfilter
+from scipy import signal
+x, f = np.random.default_rng(0).standard_normal((40, 3)), np.array([1.5, 0.3, -0.2])
+for a, b in ((f, [1.0]), ([2.0], [1.0]), ([1.0, -0.9], [1.9, -0.9])):
+    assert (lfilter(b, a, x, axis=0) == signal.lfilter(b, a, x, axis=0)).all()
+assert np.allclose(fftconvolve(x[:, 0], f), signal.fftconvolve(x[:, 0], f), rtol=1e-14, atol=1e-14)
+"""
+    run(code)
+
+
 def test_an_audit_of_a_training_says_that_it_needs_torch():
     code = f"{NO_TORCH}\nimport anyorder.app.cli\nanyorder.app.cli.run(['audit', 'run', 'own:setup'])"
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)

@@ -116,24 +116,29 @@ def choose(
     checks.choice("objective", objective, OBJECTIVES)
     if workload.n != participation.n:
         raise PlanError(f"workload and participation must have the same n, got {workload.n} and {participation.n}")
-    budget = _Budget(
-        math.inf if max_state is None else checks.integer("max_state", max_state, low=0),
-        math.inf if max_cost is None else checks.real("max_cost", max_cost, low=1.0),
-    )
+    budget = _budget(max_state, max_cost)
     claim = _claim_needed(participation, epsilon, delta)
     if claim is not None:
         return _ranked(_amplified(Judge(workload, participation, objective, *claim), budget))
     optimum = cached(partial(solve_dense, workload, participation, objective, tolerance=_TOLERANCE))
     bound = _bound(workload, participation, objective, optimum)
-    return _ranked(_open(workload, participation, objective, budget, optimum, bound))
+    fits = _fits(workload, participation, objective, budget, optimum)
+    return _ranked(_open(fits, workload, participation, objective, budget, bound))
+
+
+def _budget(max_state: int | None, max_cost: float | None) -> _Budget:
+    return _Budget(
+        math.inf if max_state is None else checks.integer("max_state", max_state, low=0),
+        math.inf if max_cost is None else checks.real("max_cost", max_cost, low=1.0),
+    )
 
 
 def _open(
-    workload: Workload, participation: Participation, objective: str, budget: _Budget, optimum: Callable[[], Optimum],
-    bound: float | None,
+    fits: Iterable[Strategy], workload: Workload, participation: Participation, objective: str, budget: _Budget,
+    bound: float | None = None,
 ) -> Iterator[Candidate]:  # fmt: skip
-    """The candidates for an order without secrets."""
-    for strategy in _fits(workload, participation, objective, budget, optimum):
+    """The candidates among the fits for an order without secrets."""
+    for strategy in fits:
         cost = rows_touched(strategy)
         allowed = budget.allows(strategy.state_rows, cost) and has_variances(strategy, workload)
         if allowed and _can_be_made(strategy, participation):
@@ -169,7 +174,8 @@ def _of_known_bins(judge: Judge, budget: _Budget) -> list[Strategy]:
     if order is None:
         return []
     optimum = cached(partial(solve_dense, judge.workload, order, judge.objective, tolerance=_TOLERANCE))
-    known = _ranked(_open(judge.workload, order, judge.objective, budget, optimum, None))[:_KNOWN]
+    fits = _fits(judge.workload, order, judge.objective, budget, optimum)
+    known = _ranked(_open(fits, judge.workload, order, judge.objective, budget))[:_KNOWN]
     return [one.strategy for one in known if _can_be_made(one.strategy, judge.rule)]
 
 
@@ -296,10 +302,7 @@ def _series(workload: Workload, participation: Participation, objective: str, bu
     n, b = workload.n, participation.min_separation
     small = n <= DENSE_STEPS
     question = {"workload": workload, "participation": participation, "objective": objective}
-    buffers = int(min(_BUFFERS, budget.state, budget.cost - 1))
-    if buffers and (small or not isinstance(workload, GivenWorkload)):
-        fits = partial(fit_blts, workload, participation, buffers, objective)
-        yield from _kept("blts", buffers, fits, **question)
+    yield from _blts(workload, participation, objective, budget)
     if not (small or workload.is_toeplitz):
         return
     problem = Problem(workload, participation, objective)
@@ -309,6 +312,14 @@ def _series(workload: Workload, participation: Participation, objective: str, bu
     banded = [p for p in _BANDS if p <= min(n, b) and budget.allows(p - 1, p)]
     found = _kept("toeplitzes", banded, partial(fits_toeplitz, problem, banded), **question)
     yield from _different(found)
+
+
+def _blts(workload: Workload, participation: Participation, objective: str, budget: _Budget) -> Iterator[Strategy]:
+    buffers = int(min(_BUFFERS, budget.state, budget.cost - 1))
+    if buffers and (workload.n <= DENSE_STEPS or not isinstance(workload, GivenWorkload)):
+        fits = partial(fit_blts, workload, participation, buffers, objective)
+        question = {"workload": workload, "participation": participation, "objective": objective}
+        yield from _kept("blts", buffers, fits, **question)
 
 
 def _different(found: Sequence[Strategy]) -> Iterator[Strategy]:
@@ -464,6 +475,11 @@ def fit_named(
         row, name = _BY_WORDS[kind]
         found = fit(name, workload, participation, objective, **sizes, **claim)
         return found if at_most else _of_size(found, row, sizes)
+    if words == "blt" and workload.n > _RESCALED and not participation.secret:  # without fits of the other kinds
+        budget = _budget(max_state, max_cost)
+        found_blts = _blts(workload, participation, objective, budget)
+        if alone := _ranked(_open(found_blts, workload, participation, objective, budget)):
+            return alone[0].strategy
     known = choose(workload, participation, max_state, objective, max_cost=max_cost, **claim)
     for candidate in known:
         if words in ("auto", candidate.name, kind_in(candidate.name)):
