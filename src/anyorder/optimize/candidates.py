@@ -476,8 +476,8 @@ def fit_named(
         row, name = _BY_WORDS[kind]
         found = fit(name, workload, participation, objective, **sizes, **claim)
         return found if at_most else _of_size(found, row, sizes)
-    if _BY_WORDS.get(words) == _BLTS and workload.n > _RESCALED and not participation.secret:  # without fits of the other kinds
-        budget = _budget(max_state, max_cost)
+    if _BY_WORDS.get(words) == _BLTS and workload.n > _RESCALED and not participation.secret:
+        budget = _budget(max_state, max_cost)  # without fits of the other kinds
         found_blts = _blts(workload, participation, objective, budget)
         if alone := _ranked(_open(found_blts, workload, participation, objective, budget)):
             return alone[0].strategy
