@@ -297,8 +297,8 @@ def _normal(parts: "tuple[Single, ...]") -> "tuple[Single, ...]":
         if type(part) is BoundedRange:
             draws[part.e0] = draws.get(part.e0, 0) + part.draws
         if type(part) is Sampled:
-            sampled = (part.sigma, part.sampling_probability, part.e0, part.draws)
-            steps[sampled] = steps.get(sampled, 0) + part.n
+            one = (part.sigma, part.sampling_probability, part.e0, part.draws)
+            steps[one] = steps.get(one, 0) + part.n
     ranges = tuple(BoundedRange(e0, k, neighbours=neighbours, unit=unit) for e0, k in sorted(draws.items()))
     sampled = tuple(
         Sampled(s, q, n, neighbours=neighbours, unit=unit, e0=e0, draws=k) for (s, q, e0, k), n in sorted(steps.items())

@@ -220,7 +220,7 @@ def epsilon_of(visits: Visits, noise_multiplier: float, delta: float) -> float:
         case AtMost():
             return gdp_epsilon(math.sqrt(visits.weight) / noise_multiplier * (1 + 2**-51), delta)
         case SampledVisits():
-            return max(_of_draws(visits, noise_multiplier, delta), _of_the_same(visits, 1, noise_multiplier, delta))
+            return max(_of_sample(visits, noise_multiplier, delta), _of_the_same(visits, 1, noise_multiplier, delta))
         case DrawnVisits():
             again = _of_the_same(visits, visits.size, noise_multiplier, delta)
             return max(_of_draws(visits, noise_multiplier, delta), again)
@@ -230,7 +230,7 @@ def epsilon_of(visits: Visits, noise_multiplier: float, delta: float) -> float:
             assert_never(visits)
 
 
-def _of_draws(visits: SampledVisits, sigma: float, delta: float) -> float:
+def _of_sample(visits: SampledVisits, sigma: float, delta: float) -> float:
     """That of Poisson sampling, at the delta that is left after steps that are not what their draws said.
 
     A run that is another one with probability `empty` at most, on either side, is (e, d + empty (1 + exp(e)))-DP where
