@@ -9,8 +9,8 @@ from pathlib import Path
 import anyorder
 
 ROOMS = [
-    "errors", "durable", "checks", "roots", "formatting", "_filters", "formats", "_library", "id_table", "patterns", "workload",
-    "strategy", "noise", "accounting", "_draws", "participation", "optimize", "ledger",
+    "errors", "durable", "checks", "roots", "formatting", "_filters", "formats", "_library", "id_table", "patterns",
+    "workload", "strategy", "noise", "accounting", "_draws", "participation", "optimize", "ledger",
     "sampling", "plan", "release", "audit", "clipping", "sparse", "training", "federated", "online", "budget",
     "app", "__main__",
 ]  # fmt: skip
