@@ -144,19 +144,10 @@ class Kernel:
         self.run(key, rounds, Program.of_row(0), segments, types, scattered=True, rows=own)
 
     def carry(
-        self,
-        key: NDArray[np.uint32],
-        rounds: int,
-        memory: "TableMemory",
-        rows: NDArray[np.int64],
-        Phi: NDArray[np.float64],
-        R: NDArray[np.float64],
-        ids: NDArray[np.int64],
-        which: NDArray[np.int64],
-        sums: NDArray[Any] | None = None,
-        into: NDArray[np.float64] | None = None,
-        threads: int | None = None,
-    ) -> None:
+        self, key: NDArray[np.uint32], rounds: int, memory: "TableMemory", rows: NDArray[np.int64],
+        Phi: NDArray[np.float64], R: NDArray[np.float64], ids: NDArray[np.int64], which: NDArray[np.int64],
+        sums: NDArray[Any] | None = None, into: NDArray[np.float64] | None = None, threads: int | None = None,
+    ) -> None:  # fmt: skip
         """Rows of a table: s <- Phi s + R Z[ids] + into sums, as `noise.lazy.carry` says, which checks all shapes.
 
         Raises: ArgumentError for rows that are not in the table, or have no map; MemoryError. Nothing was done then.

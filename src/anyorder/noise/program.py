@@ -15,14 +15,14 @@ thirty lines what a program does, on NumPy arrays and on torch tensors alike; `c
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from anyorder.errors import ArgumentError, TrainingError
-from anyorder.strategy import BLT, Independent, Strategy, ToeplitzBanded
+from anyorder.strategy import Independent, Strategy
 
 NONE = 2**31 - 1  # no operand
 RAW = 1 << 30  # of raw words, in the high word of the counter
@@ -310,13 +310,6 @@ def compile_step(
 _COMPILED: dict[Any, tuple[Compiled, Any, list[int]]] = {}
 
 
-def _of_rows_from(made: Compiled, later: int) -> Compiled:
-    """The same with the rows of so many steps later, where step t takes row t."""
-    ops = made.program.ops.copy()
-    ops["row"][ops["kind"] == Operation.GAUSS] += later
-    return made._replace(program=Program(ops, made.program.terms, made.program.num_tiles, made.program.result))
-
-
 class _Compiler:
     """Puts operations out in the order of the tape; a product, or a row used once, goes into the sum that uses it.
 
@@ -549,8 +542,7 @@ class NoiseState(Generic[A]):
         self._strategy, self._most, self._new = strategy, most, new
         self._kept = max(most, strategy.state_rows + together - 1)  # arrays between two steps
         self._together = together
-        # Steps from states of one shape are alike but for their rows, each with its own: such a program is made once.
-        self._alike = type(strategy) in (BLT, ToeplitzBanded) and most <= strategy.state_rows
+        self._alike = strategy._steps_alike and most <= strategy.state_rows  # their program is made once
         self._like: tuple[tuple[int, int, int], int, Compiled] | None = None
         self._due: list[A] = []  # outputs of the next steps, the last one first
         self.t, self.arrays = t, arrays
@@ -585,7 +577,9 @@ class NoiseState(Generic[A]):
         shape = count, len(given), steps
         if self._like is not None and self._like[0] == shape:
             _, before, made = self._like
-            return _of_rows_from(made, self.t - before), given
+            ops = made.program.ops.copy()
+            ops["row"][ops["kind"] == Operation.GAUSS] += self.t - before
+            return made._replace(program=replace(made.program, ops=ops)), given
         traced = trace(self._strategy, self.t, count, steps)
         stored = dict(zip(self.rows, range(count, len(given)), strict=False))
         keep = self._rows_to_keep(traced) if steps == 1 and self._most > len(traced.state) else ()
