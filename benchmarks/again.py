@@ -4,7 +4,8 @@
 
 The records are the lines of reproductions/results, by figure, but for those that rest on stored runs or on training. A
 figure is cheap if its claims took no more than --seconds together when they were kept; --quick takes those of 5 seconds.
-Records of other kinds (benchmarks/results) are not run again here. A number has moved if it differs by more than 1e-9 of its size.
+Records of other kinds (benchmarks/results) are not run again here. A number has moved if it differs by more than 1e-9 of
+its size.
 """
 
 import argparse
@@ -71,7 +72,7 @@ def moved(before: Any, now: Any) -> str | None:
 
 def machine() -> dict[str, str]:
     """The processor, and the kernels that numbers went through."""
-    blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]  # type: ignore[call-overload,index]
+    blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
     return {"processor": processor(), "blas": f"{blas['name']} {blas['version']}", "numpy": np.__version__}
 
 

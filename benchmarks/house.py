@@ -25,6 +25,7 @@ import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from functools import partial
 from importlib.util import find_spec
 from math import ceil, floor
 from pathlib import Path
@@ -116,7 +117,7 @@ def our_trips(folder: Path) -> dict[str, Trip]:
     engine, *parts = private(64, plans[64])
     trips["batch"] = travelled(_batch(*parts), root)
     engine.certificate().save(folder / "certificate.json")
-    trips["verify"] = travelled(lambda: ao.verify(folder / "certificate.json"), root)
+    trips["verify"] = travelled(partial(ao.verify, folder / "certificate.json"), root)
 
     order = {as_order: ao.participation.MinSeparation(4, 2, 2)}
     given = {"batch_size": 2, "epsilon": 8.0, "delta": 1e-5, "mechanism": "independent", "unit": "user"}

@@ -28,7 +28,7 @@ from anyorder.participation import (
 
 KEY = bytes(range(32))
 SOURCE = NoiseSource(KEY)
-UNITS = 60_000  # each is a sample of its own
+UNITS = 30_000  # each is a sample of its own
 LEAST = 1e-4  # p-value; keys are fixed
 
 ALL = [

@@ -113,7 +113,7 @@ def test_the_shell_plans_and_verifies_without_torch(tmp_path):
     code = f"""
 {NO_TORCH}
 import anyorder as ao, anyorder.app.cli
-anyorder.app.cli.find_spec = lambda name: None  # as where it is not installed
+anyorder.app.version.find_spec = lambda name: None  # as where it is not installed
 PLAN = {str(tmp_path / "plan.json")!r}
 ao.plan(dataset_size=100, batch_size=10, epochs=2, epsilon=8, delta=1e-5, mechanism="tree").save(PLAN)
 for command in (
@@ -130,7 +130,21 @@ for command in (
     run(code)
 
 
-@pytest.mark.parametrize("command", ["--version", "--help", "verify", "budget --help", "plan --help"])
+def test_the_package_and_its_version_load_no_numpy_and_no_command_line():
+    run("import sys, anyorder; assert not {'numpy', 'scipy', 'torch'} & sys.modules.keys()")
+    code = """
+import atexit, sys
+sys.argv = ["anyorder", "--version"]
+atexit.register(lambda: print(sorted({"numpy", "scipy", "torch", "typer", "rich"} & sys.modules.keys())))
+from anyorder.__main__ import main
+main()
+"""
+    lines = run(code).splitlines()
+    assert lines[0] == anyorder.__version__
+    assert lines[-1] == "[]"
+
+
+@pytest.mark.parametrize("command", ["--help", "verify", "plan --help"])
 def test_a_command_loads_what_it_needs_and_no_more(command, tmp_path):
     anyorder.plan(dataset_size=4, batch_size=2, epochs=1, epsilon=8, delta=1e-5).save(tmp_path / "plan.json")
     arguments = [*command.split(), *([str(tmp_path / "plan.json")] if command == "verify" else [])]
@@ -139,6 +153,7 @@ import sys
 from anyorder.app.cli import run
 run({arguments!r})
 heavy = {{"torch", "scipy.stats", "matplotlib", "sklearn", "datasets", "starlette", "anyorder.app.planner_page"}}
+heavy |= {{"numpy", "scipy"}} if {command!r} in ("--version", "--help") else {{"scipy.signal"}}
 assert not heavy & sys.modules.keys(), heavy & sys.modules.keys()
 """
     run(code)

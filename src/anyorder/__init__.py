@@ -6,30 +6,46 @@ ledger (enforces the claim), receipt (a unit's own part in it), certificate (sho
 audit (attacks it), clipping, sparse (wide tables), training (the engine), federated (users and owners),
 online (convex learners), budget (across runs).
 
-What a planner needs is here at once; audits, and what needs torch, are loaded when they are first asked for.
+Each name is loaded when it is first asked for: `import anyorder` itself loads neither NumPy nor torch.
 """
 
 import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from anyorder import accounting, errors, noise, optimize, participation, strategy, workload
-from anyorder.accounting.curves import compose
-from anyorder.plan.certificate import Certificate, verify
-from anyorder.plan.options import SGD, Limits, mechanism, order
-from anyorder.plan.plan import Plan
-from anyorder.plan.planner import compare, plan
-from anyorder.strategy.error import RENAMED, renamed, rmse
-from anyorder.strategy.sensitivity import sensitivity, unit_sensitivities
-
 if TYPE_CHECKING:
-    from anyorder import audit, budget, clipping, federated, online, sampling, sparse, training
+    from anyorder import (
+        accounting,
+        audit,
+        budget,
+        clipping,
+        errors,
+        federated,
+        noise,
+        online,
+        optimize,
+        participation,
+        sampling,
+        sparse,
+        strategy,
+        training,
+        workload,
+    )  # fmt: skip
+    from anyorder.accounting.curves import compose
     from anyorder.audit.loader_check import check
     from anyorder.budget.file import Budget
     from anyorder.budget.search import tune
     from anyorder.clipping.bounded import bounded_sum
     from anyorder.clipping.validate import check_model
+    from anyorder.plan.certificate import Certificate, verify
+    from anyorder.plan.options import SGD, Limits, mechanism, order
+    from anyorder.plan.plan import Plan
+    from anyorder.plan.planner import compare, plan
     from anyorder.release.release import Release
     from anyorder.sampling.samplers import FixedOrderSampler
+    from anyorder.strategy.error import rmse
+    from anyorder.strategy.sensitivity import sensitivity, unit_sensitivities
     from anyorder.training.engine import PrivacyEngine
     from anyorder.training.metrics import Metrics
     from anyorder.training.optimizers import FTRL, Public
@@ -78,49 +94,59 @@ __all__ = [
     "workload",
 ]
 
-# `plan` and `sensitivity` are functions beside modules of that name. They are bound above, after the import of those
-# modules has bound the modules themselves; bound lazily, a name would stay the module.
-_LAZY = {
-    "Budget": "budget.file",
-    "FTRL": "training.optimizers",
-    "FixedOrderSampler": "sampling.samplers",
-    "Metrics": "training.metrics",
-    "PrivacyEngine": "training.engine",
-    "Public": "training.optimizers",
-    "Release": "release.release",
-    "audit": "",
-    "bounded_sum": "clipping.bounded",
-    "budget": "",
-    "check": "audit.loader_check",
-    "check_model": "clipping.validate",
-    "clipping": "",
-    "federated": "",
-    "online": "",
-    "sampling": "",
-    "sparse": "",
-    "training": "",
-    "tune": "budget.search",
+_MODULES = {
+    "accounting.curves": ("compose",),
+    "audit.loader_check": ("check",),
+    "budget.file": ("Budget",),
+    "budget.search": ("tune",),
+    "clipping.bounded": ("bounded_sum",),
+    "clipping.validate": ("check_model",),
+    "plan.certificate": ("Certificate", "verify"),
+    "plan.options": ("SGD", "Limits", "mechanism", "order"),
+    "plan.plan": ("Plan",),
+    "plan.planner": ("compare", "plan"),
+    "release.release": ("Release",),
+    "sampling.samplers": ("FixedOrderSampler",),
+    "strategy.error": ("rmse", "max_loss", "last_loss"),
+    "strategy.sensitivity": ("sensitivity", "unit_sensitivities"),
+    "training.engine": ("PrivacyEngine",),
+    "training.metrics": ("Metrics",),
+    "training.optimizers": ("FTRL", "Public"),
 }
-"""Name -> the module it is from, or "" for a room itself."""
+"""Module -> the names that are from it; what is in `__all__` besides are packages."""
+
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+_OLD = ("max_loss", "last_loss")  # names that warn
+
+
+def _module_of(name: str) -> ModuleType:
+    """The module that a public name is from, or is, imported."""
+    if name not in _MODULE_OF and name not in __all__:
+        raise AttributeError(f"module 'anyorder' has no attribute {name!r}")
+    try:
+        return importlib.import_module(f"anyorder.{_MODULE_OF.get(name, name)}")
+    except ModuleNotFoundError as problem:
+        if problem.name != "torch":
+            raise
+        raise AttributeError(f"anyorder.{name} needs torch, which is not installed: pip install torch") from problem
 
 
 if not TYPE_CHECKING:  # which sees the imports above, and tells of names that are none
 
+    class _Package(ModuleType):
+        """This package: the package `anyorder.plan`, when it is imported, does not take the place of the function."""
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name != "plan" or not isinstance(value, ModuleType):
+                super().__setattr__(name, value)
+
+    sys.modules[__name__].__class__ = _Package
+
     def __getattr__(name: str) -> Any:
-        if name in RENAMED:
-            return renamed(name)
-        if name not in _LAZY:
-            raise AttributeError(f"module 'anyorder' has no attribute {name!r}")
-        room = _LAZY[name]
-        try:
-            found = importlib.import_module(f"anyorder.{room or name}")
-        except ModuleNotFoundError as problem:
-            if problem.name != "torch":
-                raise
-            raise AttributeError(f"anyorder.{name} needs torch, which is not installed: pip install torch") from problem
-        value = getattr(found, name) if room else found
-        globals()[name] = value
-        return value
+        found = _module_of(name)
+        if name in _OLD:
+            return found.renamed(name)
+        return globals().setdefault(name, getattr(found, name) if name in _MODULE_OF else found)
 
 
 def __dir__() -> list[str]:

@@ -1,7 +1,10 @@
 """`anyorder` on the command line, and `python -m anyorder`."""
 
 import sys
+from importlib.util import find_spec
 from typing import NoReturn
+
+from anyorder.app.version import version_lines
 
 __all__ = ["main"]
 
@@ -16,15 +19,19 @@ def main() -> None:
 
 
 def _main() -> NoReturn:
-    from anyorder import checks
-    from anyorder.errors import MissingDependencyError
+    if sys.argv[1:] == ["--version"]:  # without the command line's own packages
+        print(version_lines())
+        sys.exit(0)
+    if find_spec("typer") is None or find_spec("rich") is None:
+        from anyorder import checks
+        from anyorder.errors import MissingDependencyError
 
-    try:
-        for package in ("typer", "rich"):
-            checks.optional(package, extra="cli", purpose="the command line")
-    except MissingDependencyError as problem:
-        print(f"anyorder: {problem}", file=sys.stderr)
-        sys.exit(2)
+        try:
+            for package in ("typer", "rich"):
+                checks.optional(package, extra="cli", purpose="the command line")
+        except MissingDependencyError as problem:
+            print(f"anyorder: {problem}", file=sys.stderr)
+            sys.exit(2)
     from anyorder.app.cli import run
 
     sys.exit(run())

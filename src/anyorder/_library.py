@@ -6,9 +6,13 @@ import hashlib
 import sys
 from pathlib import Path
 
-__all__ = ["PATHS", "WARNING", "load", "parallel"]
+__all__ = ["CLIPPING_SOURCES", "NOISE_SOURCES", "PATHS", "WARNING", "load", "parallel"]
 
 PATHS = ("portable", "avx2", "avx512")  # instruction sets, in the order of their numbers in every library
+
+# What each library is made of, beside it.
+NOISE_SOURCES = ("_kernel.cpp", "_kernel.h", "_lanes.h", "_tile.h", "_jump.h")
+CLIPPING_SOURCES = ("_convolution.cpp", "_convolution.h")
 
 WARNING = (
     "Install the package again where a C++ compiler (g++ or clang++) is: "

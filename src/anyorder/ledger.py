@@ -4,7 +4,6 @@ import struct
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
-from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -15,6 +14,7 @@ from anyorder import checks, durable
 from anyorder.checks import frozen
 from anyorder.errors import ArgumentError, CheckpointError, ParticipationError, StepsExhaustedError, TrainingError
 from anyorder.formats import inflate, spend_participations
+from anyorder.id_table import IdTable
 from anyorder.participation import KnownOrder
 from anyorder.participation.registry import ORDERS
 from anyorder.patterns import Participation, Refusals, Rule
@@ -96,11 +96,14 @@ def plain(ids: Units) -> Sequence[int | str]:
 # What was seen of every unit: its last step, its number of steps, and the most and the nearest of all.
 
 
-_DENSE = 1 << 22  # integer ids below this index the tables directly; other ids go through a dictionary
+_DENSE = 1 << 22  # integer ids below this index the tables directly; others, and names, have numbers
 
 
 class UnitHistory:
     """The last step and the number of steps of every unit that was seen.
+
+    A name is known by two hashes of 64 bits, with a key of the process. Two names that have both in common, of 10^7
+    names with probability 2e-25, are one unit here: it has the steps of both, and is refused too often, not too seldom.
 
     Attributes:
         most: the largest number of steps of a unit.
@@ -112,91 +115,92 @@ class UnitHistory:
         self.nearest: int | None = None
         self._last = np.full(0, -1, np.int32)  # -1: never
         self._count = np.zeros(0, np.int32)
-        self._slots: dict[int | str, int] | None = None  # None: integer ids are their own slots
+        self._table: IdTable | None = None  # None: integer ids are their own numbers
         self._found: tuple[Units, Integers] | None = None  # what was looked up last: an add follows a look
 
     def look_up(self, ids: Units) -> tuple[Integers, Integers]:
         """(last step or -1, number of steps) of each unit."""
-        if self._slots is None and not isinstance(ids, list):
-            return self.look_up_numbers(ids)  # their own slots
         return self.look_up_numbers(self._find(ids))
 
-    def look_up_numbers(self, slots: Integers) -> tuple[Integers, Integers]:
+    def look_up_numbers(self, numbers: Integers) -> tuple[Integers, Integers]:
         """`look_up` for units by their `numbers`."""
-        if len(slots) and slots.min() >= 0 and slots.max() < len(self._last):  # as most steps come
-            return self._last[slots].astype(np.int64), self._count[slots].astype(np.int64)
-        last, count = np.full(len(slots), -1, np.int64), np.zeros(len(slots), np.int64)
-        there = (slots >= 0) & (slots < len(self._last))
-        last[there], count[there] = self._last[slots[there]], self._count[slots[there]]
+        if len(numbers) and numbers.min() >= 0 and numbers.max() < len(self._last):  # as most steps come
+            return self._last[numbers].astype(np.int64), self._count[numbers].astype(np.int64)
+        last, count = np.full(len(numbers), -1, np.int64), np.zeros(len(numbers), np.int64)
+        there = (numbers >= 0) & (numbers < len(self._last))
+        last[there], count[there] = self._last[numbers[there]], self._count[numbers[there]]
         return last, count
 
     def _find(self, ids: Units) -> Integers:
-        """(m,) the slot of each unit, -1 for those never seen."""
-        if self._found is not None and self._found[0] is ids:
-            return self._found[1]
-        if self._slots is None and not isinstance(ids, list):
-            slots = np.where((ids >= 0) & (ids < len(self._last)), ids, -1)
-        else:
-            known = self._slots or {}
-            slots = np.fromiter(map(known.get, plain(ids), repeat(-1)), np.int64, len(ids))
-        self._found = ids, slots
-        return slots
+        """(m,) the number of each unit; where none is known one that stands for nobody."""
+        if self._table is None and not isinstance(ids, list):
+            return ids
+        if self._found is None or self._found[0] is not ids:
+            nobody = np.full(len(ids), -1, np.int64)
+            self._found = ids, nobody if self._table is None else self._table.find(_words(ids))
+        return self._found[1]
 
     def numbers(self, names: list[str]) -> tuple[Integers, list[str]]:
         """Numbers of names by when they first came, in one step in their order; and the names that are new."""
-        slots = self._find(names).copy()
-        places = np.flatnonzero(slots < 0)
-        slots[places] = len(self._slots or {}) + np.arange(len(places))
-        return slots, [names[i] for i in places.tolist()]
-
-    def names(self) -> list[str]:
-        """All names that were seen, by their numbers."""
-        return list(map(str, self._slots or {}))
+        numbers = self._find(names).copy()
+        places = np.flatnonzero(numbers < 0)
+        numbers[places] = (0 if self._table is None else self._table.count) + np.arange(len(places))
+        return numbers, [names[i] for i in places.tolist()]
 
     def add(self, t: int, ids: Units) -> None:
         """Note that these units, which are distinct, were in step t."""
         if not len(ids):
             return
-        if self._slots is None and (isinstance(ids, list) or ids[0] < 0 or ids[-1] >= _DENSE):
+        if isinstance(ids, list):
+            self.add_numbers(t, *self.numbers(ids))
+            return
+        if self._table is None and (ids[0] < 0 or ids[-1] >= _DENSE):
             self._go_sparse()
-        if self._slots is None:
-            assert not isinstance(ids, list)
-            slots = ids
-        else:
-            slots, known = self._find(ids).copy(), self._slots
-            named = plain(ids)
-            for i in np.flatnonzero(slots < 0).tolist():
-                slots[i] = known.setdefault(named[i], len(known))
-        self._add(t, slots)
+        numbers = self._find(ids)
+        if self._table is not None and numbers.min() < 0:
+            new = numbers < 0
+            numbers = np.where(new, self._table.count - 1 + np.cumsum(new), numbers)
+            self._table.enter(_words(ids[new]))
+        self._add(t, numbers)
 
-    def add_numbers(self, t: int, slots: Integers, new: list[str]) -> None:
-        """`add` for units by their `numbers`."""
-        if self._slots is None:
-            self._go_sparse()
-        known = self._slots
-        assert known is not None
-        known.update(zip(new, range(len(known), len(known) + len(new)), strict=True))
-        self._add(t, slots)
+    def add_numbers(self, t: int, numbers: Integers, new: list[str]) -> None:
+        """`add` for names by their `numbers`."""
+        if self._table is None:
+            self._table = IdTable(2)
+        if new:
+            self._table.enter(_words(new))
+        self._add(t, numbers)
 
-    def _add(self, t: int, slots: Integers) -> None:
+    def _add(self, t: int, numbers: Integers) -> None:
         self._found = None
-        size = int(slots.max()) + 1
+        size = int(numbers.max()) + 1
         if size > len(self._last):
-            more = max(size, 2 * len(self._last)) - len(self._last)
+            more = max(size, 3 * len(self._last) // 2) - len(self._last)
             self._last = np.concatenate([self._last, np.full(more, -1, np.int32)])
             self._count = np.concatenate([self._count, np.zeros(more, np.int32)])
-        before = int(self._last[slots].max())  # -1 where none was seen
+        before = int(self._last[numbers].max())  # -1 where none was seen
         if before >= 0:
             self.nearest = t - before if self.nearest is None else min(t - before, self.nearest)
-        count = self._count[slots] + 1
-        self._last[slots], self._count[slots] = t, count
+        count = self._count[numbers] + 1
+        self._last[numbers], self._count[numbers] = t, count
         self.most = max(self.most, int(count.max()))
 
     def _go_sparse(self) -> None:
         seen = np.flatnonzero(self._count)
-        self._slots = {unit: slot for slot, unit in enumerate(seen.tolist())}
+        self._table = IdTable()
+        self._table.enter(_words(seen))
         self._last, self._count = self._last[seen], self._count[seen]
         self._found = None
+
+
+def _words(ids: Units) -> Integers:
+    """(m, 1) for integers; (m, 2) for names, Python's own hashes."""
+    if not isinstance(ids, list):
+        return np.ascontiguousarray(ids)[:, None]
+    hashes = np.empty((len(ids), 2), np.int64)
+    hashes[:, 0] = np.fromiter(map(hash, ids), np.int64, len(ids))
+    hashes[:, 1] = np.fromiter(map(hash, map("\0".__add__, ids)), np.int64, len(ids))
+    return hashes
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -432,10 +436,11 @@ class Disk:
         if read != expected:
             raise CheckpointError(f"the ledger {self.path} was altered since it was written")
 
-    def history(self, seen: UnitHistory) -> Iterator[Units]:
+    def history(self) -> Iterator[Units]:
         """The units of each step."""
-        names = seen.names() if self._steps else []
+        names: list[str] = []
         for step in self.steps():
+            names += step.new
             yield [names[i] for i in step.numbers.tolist()] if step.integers is None else step.integers
 
 
@@ -483,9 +488,9 @@ class Ledger:
     Args:
         participation: the plan's.
 
-    Cost: O(m log m) for a step of m units; 8 bytes for each unit ever seen, about 200 for one with a name, and the
-    history, delta-coded and compressed to about one byte for each participation of an integer. `create` and `resume`
-    keep the history in a file instead, see `Disk`.
+    Cost: O(m log m) for a step of m units; 8 to 12 bytes for each number up to the largest id below 2^22; beyond, for
+    each unit ever seen, 24 to 36, 36 to 52 for one with a name; and the history, delta-coded and compressed to about
+    one byte for each participation of an integer. `create` and `resume` keep it in a file instead, see `Disk`.
     """
 
     def __init__(self, participation: Participation) -> None:
@@ -692,7 +697,7 @@ class Ledger:
 
     def history(self) -> Iterator[Units]:
         """The units of each recorded step, sorted: (m,) int64 arrays, or lists of strings."""
-        return map(unpack, self._packed) if self._disk is None else self._disk.history(self._seen)
+        return map(unpack, self._packed) if self._disk is None else self._disk.history()
 
     def realised_bounds(self) -> tuple[int, int]:
         """(max_participations, min_separation) of the steps so far. Kept as steps are recorded: O(1).

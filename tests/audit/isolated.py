@@ -280,10 +280,6 @@ def hugging_face(rows, folder, pad_to=None, released=None, like=None):
     return [trainer.model, done.metrics]
 
 
-def hugging_face_texts(rows, folder):
-    return hugging_face(rows, folder, pad_to=LENGTHS)
-
-
 def hugging_face_measured(rows, folder):
     return hugging_face(rows, folder, pad_to=LENGTHS, released=RELEASED)
 
@@ -342,7 +338,6 @@ SECRET_OF_TRAINER = ("*_privacy.checkpoint*",)
 FIXED = [(ids[:3], y) for ids, y in TEXTS]
 TRAINERS = {
     "Hugging Face": Isolated(hugging_face, FIXED, {"rows": (UNIT,), "secret": SECRET_OF_TRAINER}),
-    "Hugging Face, texts": Isolated(hugging_face_texts, TEXTS, {"rows": (UNIT,), "secret": SECRET_OF_TRAINER}),
     "Hugging Face, a released loss": Isolated(hugging_face_measured, TEXTS,
         {"rows": (UNIT,), "secret": SECRET_OF_TRAINER}),
     "Hugging Face, texts that do not fit": Isolated(hugging_face_odd_texts, TEXTS, {"rows": (UNIT,),

@@ -293,7 +293,7 @@ def test_many_threads_give_the_same_bits(kernel, pool, monkeypatch):
 def test_a_library_of_other_sources_is_not_taken(monkeypatch):
     library = compiled._library.__wrapped__
     assert library() is not None
-    monkeypatch.setattr(compiled, "_SOURCES", compiled._SOURCES[::-1])
+    monkeypatch.setattr(compiled, "NOISE_SOURCES", compiled.NOISE_SOURCES[::-1])
     assert library() is None
 
 

@@ -17,13 +17,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from anyorder import checks
-from anyorder._library import PATHS, WARNING, load, parallel
+from anyorder._library import CLIPPING_SOURCES, PATHS, WARNING, load, parallel
 from anyorder.errors import ClippingWarning
 
 __all__ = ["available", "clip", "convolution", "describe", "squares", "warn_if_missing"]
 
 _LARGE = 1 << 20  # parameters from which the missing library is worth a word
-_SOURCES = ("_convolution.cpp", "_convolution.h")
 
 
 def available() -> bool:
@@ -148,7 +147,7 @@ def clip(
 
 @functools.cache
 def _library() -> ctypes.CDLL | None:
-    library = load(_file(), _SOURCES)
+    library = load(_file(), CLIPPING_SOURCES)
     if library is None:
         return None
     pointer = ctypes.c_void_p

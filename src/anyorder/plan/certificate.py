@@ -36,7 +36,7 @@ from anyorder.plan.cost import check_plan
 from anyorder.plan.isolation import Isolation, read_isolation
 from anyorder.plan.plan import FORMAT as PLAN_FORMAT
 from anyorder.plan.plan import Plan, checked_plan, close, plan_of
-from anyorder.plan.receipt import Receipt, receipt_key, receipt_root, receipts
+from anyorder.plan.receipt import Receipt, ReceiptTree, receipt_key, receipt_root, receipts
 from anyorder.strategy.sensitivity import sensitivity
 
 # ----------------------------------------------------------------------------------------------------
@@ -390,13 +390,14 @@ class Evidence:
     record_key: bytes = field(repr=False)
     isolation: Isolation | None = None
     _made: dict[str, Certificate] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _trees: dict[str, ReceiptTree] = field(default_factory=dict, init=False, repr=False, compare=False)
     _realised: dict[tuple[int, int], Realised | None] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
     @property
     def certificate(self) -> Certificate:
-        """The claim that this evidence backs. Cost: about 8 us for each unit that took part, once for a record."""
+        """The claim that this evidence backs. Cost: about 3 us for each unit that took part, once for a record."""
         record = self._record()
         if record not in self._made:  # the ledger of a run that goes on has another record then
             self._made.clear()
@@ -463,8 +464,8 @@ class Evidence:
         if isolation == self.isolation:
             return self
         other = replace(self, isolation=isolation)
-        object.__setattr__(other, "_made", self._made)
-        object.__setattr__(other, "_realised", self._realised)
+        for shared in ("_made", "_trees", "_realised"):
+            object.__setattr__(other, shared, getattr(self, shared))
         return other
 
     def shown(self, *, public_stop: bool = False) -> Certificate:
@@ -488,10 +489,17 @@ class Evidence:
         return self.receipts([unit])[0]
 
     def receipts(self, units: Iterable[Any]) -> list[Receipt]:
-        """The receipts of many units, in their order, from one tree: for 10^6 units it takes some seconds."""
+        """The receipts of many units, in their order.
+
+        Cost: the tree of all units once for a record, 4 seconds and 200 MB for 10^6, which is kept; then 15 ms a unit.
+        """
         if "record" in self.plan.on_device:
             raise ArgumentError("there are no receipts where the record is on devices: this one names nobody")
-        return receipts(self.ledger, receipt_key(self.record_key, self._record()), self.plan, units)
+        record = self._record()
+        if record not in self._trees:
+            self._trees.clear()
+            self._trees[record] = ReceiptTree(self.ledger, receipt_key(self.record_key, record))
+        return receipts(self._trees[record], self.plan, units)
 
     def _record(self) -> str:
         text = {"plan": self.plan.public().digest, "steps": self.ledger.step, "key": self.key_fingerprint}

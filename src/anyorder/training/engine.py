@@ -17,7 +17,7 @@ import functools
 import random
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -233,10 +233,10 @@ class Training:
         step = ledger.step
         # units: whose rows the model is called on
         given = (args, kwargs)
-        args, kwargs = unwatched(args), unwatched(kwargs)
-        plain = not kwargs and all(type(x) is Tensor for x in args)  # as most models are called
-        leaves = args if plain else pytree.tree_leaves((args, kwargs))
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        args, kwargs = unwatched(args), unwatched(kwargs) if kwargs else kwargs
+        tensors: Sequence[Tensor] = args
+        if kwargs or set(map(type, args)) != {Tensor}:  # else as most models are called
+            tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         batch, units = self._batch_of(tensors) if self._group is None else self._batch_of_ranks(tensors, step)
         if waiting.batches:
             ledger.check(step, [*waiting.units, *units] if len(waiting.units) else units)
@@ -267,7 +267,8 @@ class Training:
             draws.end()
             draws = None if self._clipping.draws_nothing(args, kwargs) else draws
         try:
-            outputs = self._run(forward, receive, draws, step)
+            still = draws is None and self._group is None
+            outputs = forward(receive=receive) if still else self._run(forward, receive, draws, step)
         except MayDraw:
             draws = self._draws
             outputs = self._run(forward, receive, draws, step)
@@ -289,14 +290,14 @@ class Training:
                 return forward(receive=receive)
             return forward_together(self._group, step, lambda receive: forward(receive=receive), receive)
 
-    def _batch_of(self, tensors: list[Tensor]) -> tuple[Batch, Units | list[Any]]:
+    def _batch_of(self, tensors: Sequence[Tensor]) -> tuple[Batch, Units | list[Any]]:
         """The batch that the model is called on, and its units."""
         self._bound.check()
         batch = self.loader.identity.find(tensors)
         self._check_batch(batch)
         return batch, batch.units
 
-    def _batch_of_ranks(self, tensors: list[Tensor], step: int) -> tuple[Batch, Units | list[Any]]:
+    def _batch_of_ranks(self, tensors: Sequence[Tensor], step: int) -> tuple[Batch, Units | list[Any]]:
         """This rank's batch, and the units of all."""
         assert self._group is not None
         found: list[Batch] = []
@@ -391,15 +392,17 @@ class Training:
         self._waiting = _NOTHING
         if self._whole is not None:
             self._whole.drop()
-        if self._shards is None:
-            if len(private) < len(self._dense):  # one vector, of which each gradient counts its own versions
-                sizes = [p.numel() for p in self._dense.values()]
-                private = [x.data for x in private[0].split_with_sizes(sizes)]
-            gradients = [(p, x.view(p.shape)) for p, x in zip(self._dense.values(), private, strict=True)]
-            gradients = [(p, x if x.dtype == p.dtype else x.to(p.dtype)) for p, x in gradients]
-        else:
+        pieces: Sequence[Tensor] = private
+        if self._shards is not None:
             gradients = list(self._shards.gradients(private))
+        else:
+            if len(private) < len(self._dense):  # one vector, of which each gradient counts its own versions
+                pieces = private[0].split_with_sizes(list(map(Tensor.numel, self._dense.values())))
+            gradients = list(zip(self._dense.values(), pieces, strict=True))
         for p, gradient in gradients:
+            if self._shards is None:
+                gradient = gradient.data.view(p.shape)
+                gradient = gradient if gradient.dtype == p.dtype else gradient.to(p.dtype)
             if p is self._count:
                 release.record_count(step, float(gradient) / self._gradient_share)
             elif p is self._metrics:
@@ -730,7 +733,7 @@ def pieces_of(sums: Mapping[str, Tensor], names: Mapping[str, Any]) -> list[Tens
 
     One piece, where they are all that there is of one vector, in its order, or are so small that a copy is.
     """
-    tensors = [sums[name] for name in names]
+    tensors = list(map(sums.__getitem__, names))
     whole, place = tensors[0]._base if tensors else None, 0
     for x in tensors:
         if whole is None or x._base is not whole or x.storage_offset() != place or not x.is_contiguous():
@@ -939,7 +942,7 @@ class BoundParameters:
         self._known = {id(p) for p in self.named.values()}
         self.left_out = {name: p for name, p in trainable.items() if id(p) not in held}
         self._others = [p for p in model.parameters() if id(p) not in self._known]  # frozen before, or left out
-        self._written: dict[nn.Parameter, tuple[Any, int]] = {}
+        self._written: dict[int, tuple[Any, int]] = {}  # by the parameters' ids
         for p in self.left_out.values():
             p.requires_grad_(False)
 
@@ -1008,7 +1011,7 @@ class BoundParameters:
         for name, p in self.named.items():
             if p.grad is None:
                 continue
-            own, version = self._written.get(p, (None, 0))
+            own, version = self._written.get(id(p), (None, 0))
             if (p.grad is own and own._version == version) or not _has_numbers(p.grad):
                 continue
             raise TrainingError(
@@ -1027,7 +1030,7 @@ class BoundParameters:
     def write(self, p: nn.Parameter, gradient: Any) -> None:
         """Put a private gradient in place."""
         p.grad = gradient
-        self._written[p] = (p.grad, gradient._version)
+        self._written[id(p)] = p.grad, gradient._version
 
 
 def _has_numbers(gradient: Tensor) -> bool:

@@ -1,18 +1,13 @@
 """The command line: which commands there are. Each is loaded when it is asked for, with what it needs and no more."""
 
 import importlib
-import os
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-import anyorder
-from anyorder._library import PATHS, load
-from anyorder.app.cli.output import fail
-from anyorder.noise.compiled import describe as noise_kernel
+from anyorder.app.cli.exits import fail
+from anyorder.app.version import version_lines
 
 # The one list of commands, in the order of the help: where each stands, and the first paragraph of its own help, which
 # a test holds against it.
@@ -108,21 +103,8 @@ def run(arguments: list[str] | None = None) -> int:
 
 def _version(value: bool) -> None:
     if value:
-        print(f"{anyorder.__version__}\nnoise: {noise_kernel()}")
-        if find_spec("torch") is not None:
-            print(f"clipping: {_clipping_kernel()}")
+        print(version_lines())
         raise typer.Exit
-
-
-def _clipping_kernel() -> str:
-    """Which library clips, without torch: that its numbers are torch's is seen, and said, where it is first used."""
-    file = Path(anyorder.__file__).parent / "clipping" / "_convolution.so"
-    asked, library = os.environ.get("ANYORDER_KERNEL", "best"), load(file, ("_convolution.cpp", "_convolution.h"))
-    if asked == "reference":
-        return "torch (ANYORDER_KERNEL=reference)"
-    if library is None:
-        return f"torch (no library {file}, or it does not load, or is of other sources)"
-    return f"compiled, {PATHS[int(library.anyorder_lanes())] if asked == 'best' else asked}"
 
 
 @app.callback(invoke_without_command=True)

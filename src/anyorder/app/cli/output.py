@@ -2,17 +2,16 @@
 
 import functools
 import json
-import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, ParamSpec, TypeVar
+from typing import Annotated, Any, ParamSpec, TypeVar
 
 import typer
 
+from anyorder.app.cli.exits import fail
 from anyorder.errors import AnyorderError, ArgumentError, LoaderError, MissingDependencyError, ModelError, PlanError
-from anyorder.formats import printable
 from anyorder.participation.registry import WORDS
 from anyorder.plan.cost import is_large
 from anyorder.plan.plan import Plan
@@ -23,12 +22,6 @@ from anyorder.plan.plan import Plan
 
 P = ParamSpec("P")
 _USAGE = (ArgumentError, PlanError, LoaderError, ModelError, MissingDependencyError)
-
-
-def fail(message: str, code: int) -> NoReturn:
-    """Leave with this exit code, and one line on stderr."""
-    print(f"anyorder: {printable(' '.join(message.split()))}", file=sys.stderr)
-    raise SystemExit(code)
 
 
 def verify_command(folder: Path, plan: Plan) -> str:

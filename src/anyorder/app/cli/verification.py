@@ -14,7 +14,8 @@ from anyorder.accounting.amplification.claims import Amplified, fresh_interval, 
 from anyorder.accounting.curves import compose
 from anyorder.app import report as audit_files
 from anyorder.app.cards import card, facts_panel, receipt_facts, search_verdict, verdict
-from anyorder.app.cli.output import Json, fail, one_line_errors, print_json
+from anyorder.app.cli.exits import fail
+from anyorder.app.cli.output import Json, one_line_errors, print_json
 from anyorder.budget.claim import FORMAT as SEARCH
 from anyorder.budget.claim import SearchCertificate
 from anyorder.errors import AnyorderError, ArgumentError, CertificateError, LimitError
