@@ -3,8 +3,8 @@
     python -m benchmarks.again [--quick] [--json] [--seconds 60] [--seed 0] [--share 0.1] [--list]
 
 The records are the lines of reproductions/results, by figure, but for those that rest on stored runs or on training. A
-figure is cheap if its claims took no more than --seconds together when they were kept; --quick takes those of 5 seconds.
-Records of other kinds (benchmarks/results) are not run again here. A number has moved if it differs by more than 1e-9 of
+figure is cheap if its claims took no more than --seconds together when kept; --quick takes those of 5 seconds.
+Records of other kinds (benchmarks/results) are not made again. A number has moved if it differs by more than 1e-9 of
 its size.
 """
 
