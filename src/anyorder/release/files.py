@@ -125,9 +125,9 @@ class RunFiles:
             check_same_plan(journal, told)
             if len(Journal.earlier(path, told, plan.n)) < before:
                 raise CheckpointError(
-                    f"{path} was started over {before} time(s), and the journals of the starts before, {journal.path}.1 "
-                    "and so on, are not all there: what they released would not be counted. Put them back to start "
-                    "over; or begin in a checkpoint file of another name, and compose all (ao.compose)"
+                    f"{path} was started over {before} time(s), and the journals of the starts before, "
+                    f"{journal.path}.1 and so on, are not all there: what they released would not be counted. Put them "
+                    "back to start over; or begin in a checkpoint file of another name, and compose all (ao.compose)"
                 )
             is_whole = journal.doubt is None and not journal.missing(0)
             steps = max(journal.next_step, journal.ended, taken) if is_whole else plan.n
