@@ -1,4 +1,4 @@
-"""A job is killed at calls on its files, from its first start on, as one of `benchmarks.kills`, in its quick form."""
+"""Jobs are killed at calls on their files, from their first start on: two of `benchmarks.kills`, in its quick form."""
 
 import json
 import os
@@ -16,23 +16,23 @@ from anyorder.app import session
 from federated.test_kills import killed_at
 
 ROOT = Path(__file__).parents[2]
-# Each of the others is killed in a test of its own: in training, release, federated, wide_tables, budget, online.
-JOB = "release-with-budget"
+# Each of the others is killed in tests of its own: in training, release, federated, wide_tables, budget, online.
+JOBS = ("release", "release-with-budget")
 
 
 @pytest.mark.skipif(sys.platform != "linux" or shutil.which("cc") is None, reason="needs LD_PRELOAD and a C compiler")
 def test_what_is_killed_and_started_again_releases_each_step_once():
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.kills", "--quick", "--json", f"--only={JOB}"],
+        [sys.executable, "-m", "benchmarks.kills", "--quick", "--json", *(f"--only={job}" for job in JOBS)],
         cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
-    found = {row["name"].removeprefix(f"{JOB}: "): row["ours"] for row in rows}
-    assert found["calls on files"] > 30
-    assert found["of them killed"] >= 2
-    assert found["releases of one step, at most"] == 1
-    assert found["faults"] == 0
+    found = {row["name"]: row["ours"] for row in map(json.loads, done.stdout.splitlines())}
+    for job in JOBS:
+        assert found[f"{job}: calls on files"] > 30
+        assert found[f"{job}: of them killed"] >= 2
+        assert found[f"{job}: releases of one step, at most"] == 1
+        assert found[f"{job}: faults"] == 0
 
 
 def test_a_folder_whose_beginning_was_killed_is_begun_by_the_same_command(tmp_path):
