@@ -31,9 +31,9 @@ to a GPU's, which has no more. On Intel's CPUs torch draws a mask of dropout und
 that is why a CPU's masks keep their places where they can.
 
 Not seen: generators that no attribute, closure or global name of data set and collation leads to (a local variable of
-a Python generator, an object of a C extension), what reads a generator's state and leaves it as it was (examples that
-read `torch.initial_seed()` are given that of their batch where none draws), and what the training loop draws between
-batch and step.
+a Python generator, an object of a C extension), what of a library reads a generator's state and leaves it as it was
+(the user's own code that does is found by the names that it reads), and what the training loop draws between batch and
+step.
 """
 
 import logging
@@ -217,6 +217,30 @@ def held_generators(*owners: Any) -> list[Generator]:
     return found
 
 
+_OF_STATES = frozenset({
+    "bit_generator", "deepcopy", "fork_rng", "get_rng_state", "get_rng_state_all", "get_state", "getstate",
+    "initial_seed", "seed_seq", "spawn",
+})  # fmt: skip
+
+
+def reads_states(*owners: Any) -> bool:
+    """Whether code that these objects lead to may read a generator's state and leave it as it was: by its names.
+
+    What it gets is then that of others fetched under one state, and is another where they are fetched alone.
+    """
+    waiting, seen = deque(owners), set[int]()
+    while waiting and len(seen) < _MOST:
+        one = waiting.popleft()
+        if isinstance(one, _LEAVES) or id(one) in seen:
+            continue
+        seen.add(id(one))
+        own = isinstance(one, FunctionType) and not is_of_library(one.__module__)
+        if own and not _OF_STATES.isdisjoint(_global_names(one.__code__)):
+            return True
+        waiting += () if isinstance(one, (Generator, np.random.BitGenerator)) else _parts(one)
+    return len(seen) >= _MOST
+
+
 def _parts(one: Any) -> Iterable[Any]:
     """What an object leads to."""
     kind = type(one)
@@ -386,7 +410,8 @@ def collation_may_draw(collate: Any) -> bool:
 class SeededDataset(Dataset[Any]):
     """A map-style data set, each example of which is fetched under the generators of (batch, index).
 
-    In the first batch they are set for each, and looked at after it. Where none has moved, and where a data set fetches
+    So always where its code reads states of generators. Else they are set for each in the first batch, and looked at
+    after it. Where none has moved, and where a data set fetches
     several at once (`__getitems__`, or a list of indices where the loader collates nothing), all of a batch are fetched
     under one state. If that moves on the way, they are fetched again, and from then on, one at a time: an example that
     draws has so always the numbers of its own address, and one that does not is the same either way.
@@ -395,7 +420,7 @@ class SeededDataset(Dataset[Any]):
     def __init__(self, dataset: Any, seeds: Seeds, place: FetchPlace) -> None:
         self.dataset, self._seeds, self._place = dataset, seeds, place
         self._draws = may_draw(dataset)
-        self._one_by_one: bool | None = None  # where that is not known yet
+        self._one_by_one = True if self._draws and reads_states(dataset) else None  # None: not known yet
 
     def __getitems__(self, indices: BatchIndices) -> Any:
         """The examples of a batch that the loader collates: a list, or what the data set makes of several indices."""
