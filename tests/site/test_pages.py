@@ -128,6 +128,7 @@ def test_the_search_finds(browser, address):
     watched.page.goto(address)
     for words, place in (("clip norm", "/"), ("GDPR", "threats/"), ("multi gpu", "distributed/")):
         watched.page.fill("input.md-search__input", words)
+        watched.page.press("input.md-search__input", "End")  # the page waits for a key
         watched.page.wait_for_selector(f".md-search-result__link[href*='{place}']", timeout=20_000)
     assert watched.faults == []
     watched.page.close()
