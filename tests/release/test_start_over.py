@@ -2,11 +2,13 @@
 
 import json
 import math
+import re
 
 import numpy as np
 import pytest
 
 import anyorder as ao
+import processes
 from anyorder.errors import ArgumentError, BudgetError, CertificateError, CheckpointError
 from anyorder.plan.certificate import PUBLIC_RESTART, Certificate, Evidence, verify
 from anyorder.release.checkpoint import load
@@ -139,7 +141,11 @@ def test_what_cannot_be_counted_is_refused(tmp_path):
         assert [steps for _, steps in release.certificate().earlier] == [3, 1]
         take(release, 2)
         release.save()
-    path.write_bytes(b"damaged")
+    path.write_bytes(b"of somebody else")
+    with pytest.raises(CheckpointError, match="not moved aside"):
+        ao.Release(made, 3, checkpoint=path, start_over=True)
+    assert path.read_bytes() == b"of somebody else"
+    path.write_bytes(bytes(50))  # what a loss of power leaves
     with ao.Release(made, 3, checkpoint=path, start_over=True) as release:
         assert [steps for _, steps in release.certificate().earlier] == [3, 1, made.n]  # how far it came is not known
 
@@ -209,3 +215,70 @@ def test_evidence_of_weights(tmp_path):
         (tmp_path / "d.json").write_text(json.dumps(other))
         with pytest.raises(CertificateError, match="weights"):
             verify(tmp_path / "d.json", evidence=tmp_path / "e.json")
+
+
+RANKS = """
+import sys, numpy as np, torch, torch.distributed as dist, anyorder as ao
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from anyorder.errors import CheckpointError
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+folder, rank = sys.argv[1], dist.get_rank()
+made = ao.plan(dataset_size=12, batch_size=2, epochs=2, epsilon=2, delta=1e-5)
+data = TensorDataset(torch.arange(36.0).reshape(12, 3), torch.arange(12) % 2)
+
+def begin(**how):
+    engine = ao.PrivacyEngine(made, checkpoint=f"{folder}/run.ckpt", **how)
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    sampler = torch.utils.data.DistributedSampler(data, seed=1)
+    model, optimizer, loader = engine.make_private(model, optimizer, DataLoader(data, 1, sampler=sampler))
+    return engine, model, optimizer, loader
+
+def take(run, steps):
+    engine, model, optimizer, loader = run
+    loader.sampler.set_epoch(0) if hasattr(loader.sampler, "set_epoch") else None
+    for (x, y), _ in zip(loader, range(steps)):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+word = sys.argv[2]
+if word == "begin":
+    run = begin()
+    first = run[0].certificate().key_fingerprint
+    take(run, 3)
+    print(f"[{rank} {first}]")
+elif word == "disagree":
+    try:
+        begin(start_over=rank == 1)
+    except CheckpointError as problem:
+        print(f"[{rank} refused]")
+else:
+    run = begin(start_over=True)
+    take(run, 2)
+    shown = run[0].certificate()
+    print(f"[{rank} {shown.earlier} {shown.epsilon:.6f} {shown.key_fingerprint}]")
+run[0].close() if word != "disagree" else None
+dist.destroy_process_group()
+"""
+
+
+def test_two_ranks(tmp_path):
+    """The first rank moves the files; both know what was released before."""
+
+    def said(word):
+        done = processes.run_on_two_ranks("-W", "ignore", "-c", RANKS, tmp_path, word)
+        assert done.returncode == 0, done.stderr
+        first, second = sorted(re.findall(r"\[(.*)\]", done.stdout))
+        assert (first[0], second[0]) == ("0", "1")
+        assert first[1:] == second[1:]
+        return first[2:]
+
+    key = said("begin")
+    (tmp_path / "run.ckpt").unlink()
+    assert said("disagree") == "refused"
+    told = said("over")
+    assert told.startswith(f"(('{key}', 3),)")
+    assert (tmp_path / ".run.ckpt.journal.1").exists()

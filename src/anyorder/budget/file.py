@@ -168,8 +168,9 @@ class Budget:
             name: for people, up to 200 characters.
             run: a word of the run, up to 80 letters and digits, under which it can be settled. A certificate, of step
                 0 too, has the fingerprint of its noise, is charged once for each key, and so may be asked for at every
-                start; with what was started over before it, each start in an entry of its own. A plan knows no key: it
-                is refused under a word that was used, unless that is the fingerprint itself (32 hexadecimal digits).
+                start; with what was started over before it, each start in an entry of its own. A plan or a curve knows
+                no key: it is refused under a word that was used, unless that is the fingerprint itself (32 hexadecimal
+                digits).
             named: whether the units of a `KnownOrder` are their names, the same in every plan. A plan that was read
                 from a public file has numbers for them, which are not; None: not if they look like such numbers.
         Returns: what is left after it.
@@ -441,9 +442,9 @@ def _charged(account: Account, asked: _Asked) -> Balance | None:
         raise BudgetError(
             f"entry {number} of the budget was settled: its run is over, and must not go on. Spend on a new run"
         )
-    if asked.what == "plan" and not re.fullmatch("[0-9a-f]{32}", asked.run or ""):
+    if asked.what in ("plan", "curve") and not re.fullmatch("[0-9a-f]{32}", asked.run or ""):
         raise BudgetError(
-            f"entry {number} of the budget was made under this word, and a plan does not say with which noise it runs: "
+            f"entry {number} of the budget was made under this word, and a {asked.what} does not say which noise: "
             "a program without a checkpoint is another run at each start, and counts each time. Save the run first, "
             "and enter its certificate, which is charged once for each noise key: release.save(), and then "
             "budget.spend(release.certificate()). Or give this start a word of its own"

@@ -19,7 +19,7 @@ from anyorder.noise import NoiseSource
 from anyorder.noise.stream import first_new_row
 from anyorder.patterns import Participation
 from anyorder.plan.plan import Plan
-from anyorder.release.checkpoint import load, save_atomic
+from anyorder.release.checkpoint import check_ours, load, save_atomic
 from anyorder.release.journal import Journal, check_same_plan
 from anyorder.release.ranks import Ranks
 
@@ -138,8 +138,9 @@ class RunFiles:
             journal.close()
 
     def _read(self, plan: Plan) -> State:
-        """The checkpoint that is there."""
+        """The checkpoint that is there. Raises: CheckpointError for what is none of ours."""
         assert self._path is not None
+        check_ours(self._path)
         try:
             state = load(self._path)
         except CheckpointError as problem:

@@ -89,8 +89,9 @@ class Journal:
                 raise CheckpointError(
                     f"{journal.path} is of a run that took steps, and whose checkpoint {checkpoint} is gone: a new run "
                     "on the same data would be released beside it, with other noise. Put the checkpoint back to go on "
-                    "with that run. Or begin again with start_over=True: then certificate and budget count what that "
-                    "run released too"
+                    "with that run. Or begin again with start_over=True (Release, PrivacyEngine; train --start-over): "
+                    "then certificate and budget count what that run released too. What has no such option (servers, "
+                    "fit) begins in another place: compose both (ao.compose)"
                 )
             elif data.startswith(_ANY_MARK) or _ANY_MARK.startswith(data.rstrip(b"\0")):
                 journal._log.append(journal._head)
