@@ -118,6 +118,7 @@ class RunFiles:
             if journal is None and taken and key is not None:
                 run_id = NoiseSource(key).derive(plan.digest.encode()).fingerprint()
                 journal = Journal.create(path, run_id, told)
+                journal.plan = told  # the checkpoint says so, where a kill left a journal that does not yet
                 taken = plan.n  # steps after the checkpoint were in the journal that is gone
         if journal is None:
             return

@@ -446,7 +446,7 @@ def _time_of(found: os.stat_result) -> int:
 def _has_steps(data: bytes) -> bool:
     """Whether a journal of any run has steps, or tells of some: one that was cut and renewed still has its renewals."""
     begin = data.find(b"\n", len(_MARK)) + 1
-    told = {_STEP[0], _RENEWAL[0], _FLUSH[0]}
+    told = {_STEP[0], _RENEWAL[0], _FLUSH[0], _END[0]}  # an end: of one whose own journal was gone
     return data.startswith(_ANY_MARK) and bool(begin) and not told.isdisjoint(data[begin :: _RECORD.size])
 
 
