@@ -226,8 +226,8 @@ def budget(folder: Path) -> End:
     import anyorder as ao
 
     people = ao.Budget(folder / "people.budget", 100.0, 1e-4)
-    people.spend(_named_plan(), run=f"{1:032x}")  # words that are fingerprints of keys, as those of checkpoints
-    people.spend(_small_plan(), run=f"{2:032x}")
+    for i, plan in enumerate((_named_plan(), _small_plan())):
+        people.spend(plan, run=ao.Release(plan, 1, key=bytes([i + 1]) * 32).certificate())
     return End(budget=people)
 
 
