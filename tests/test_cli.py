@@ -563,6 +563,28 @@ def test_certificates_of_different_units_are_not_composed(tmp_path):
     refused(invoke("verify", a, b), 1, "NOT verified", "neighbours")
 
 
+def test_a_receipt_of_a_run_that_stopped_counts_whole_unless_the_reason_is_stated(tmp_path):
+    """Whoever stops by what is released has lost more than the steps before the stop tell."""
+    plan, both, stated = flat_plan(dataset_size=8, batch_size=2, epochs=2, noise_multiplier=2.0, delta=1e-5), [], []
+    for i in range(2):
+        with anyorder.Release(plan, size=1) as release:
+            for t in range(4 * (i + 1)):
+                release.step([2 * (t % 4), 2 * (t % 4) + 1], np.zeros(1, np.float32))
+            both += [tmp_path / f"{i}.privacy.json", "--receipt", tmp_path / f"{i}.receipt.json"]
+            release.certificate().save(both[-3])
+            release.evidence().receipt(1).save(both[-1])
+            stated += [tmp_path / f"{i}.stated.json", *both[-2:]]
+            release.certificate(public_stop=True).save(stated[-3])
+    whole, less = (
+        json.loads(invoke("verify", *files, "--json").stdout)["together"]["mu"] for files in (both, stated)
+    )  # fmt: skip
+    assert whole == pytest.approx(math.hypot(plan.mu, plan.mu), rel=1e-5)
+    mus = [anyorder.verify(both[i], receipt=both[i + 2]).receipt.mu for i in (0, 3)]
+    assert less < whole
+    assert less == pytest.approx(math.hypot(*mus), rel=1e-5)
+    assert "why the run stopped early is not stated" in invoke("verify", *both).stdout
+
+
 def test_receipts_of_one_unit_over_several_runs(tmp_path):
     """In how many steps of each run it was, and what all of them tell of it; a run without its receipt counts whole."""
     plan = flat_plan(dataset_size=8, batch_size=2, epochs=2, noise_multiplier=2.0, delta=1e-5)

@@ -150,6 +150,32 @@ def test_what_cannot_be_counted_is_refused(tmp_path):
         assert [steps for _, steps in release.certificate().earlier] == [3, 1, made.n]  # how far it came is not known
 
 
+@pytest.mark.parametrize("gone", ["folder", "journal", "checkpoint"])
+def test_a_start_that_is_not_there_is_missed(tmp_path, gone):
+    """Checkpoint and journal were moved without the hidden journals of earlier starts, or one of those was deleted."""
+    made = plan()
+    path, _, _ = lost(tmp_path, made)
+    for _ in range(2):
+        with ao.Release(made, 3, checkpoint=path, start_over=True) as release:
+            take(release, 1)
+            release.save()
+    if gone == "folder":
+        other = tmp_path / "other"
+        other.mkdir()
+        for name in ("run.ckpt", ".run.ckpt.journal"):
+            (tmp_path / name).rename(other / name)
+        path = other / "run.ckpt"
+    else:
+        (tmp_path / ".run.ckpt.journal.1").unlink()
+    if gone == "checkpoint":
+        path.unlink()
+    with pytest.raises(CheckpointError, match="not all there"):
+        ao.Release(made, 3, checkpoint=path, start_over=True)
+    if gone == "journal":
+        with ao.Release(made, 3, checkpoint=path) as release:  # the run itself goes on, and knows of them
+            assert len(release.certificate().earlier) == 2
+
+
 def test_a_budget_counts_both(tmp_path):
     made = plan()
     budget = ao.Budget(tmp_path / "people.budget", 20.0, DELTA)
