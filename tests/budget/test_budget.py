@@ -354,9 +354,13 @@ def test_a_word_stands_for_one_run(path):
     with pytest.raises(BudgetError, match="under this word"):
         budget.spend(made, run="abc")
     assert budget.remaining() == first
-    word = "ab" * 16  # a noise key's own fingerprint
+    word = certificate(made, 0, "c")  # of a run that is saved: its key's fingerprint stands for a word
     own = budget.spend(made, run=word)
     assert budget.spend(made, run=word) == own
+    with pytest.raises(BudgetError, match="under this word"):  # digits are no certificate, whoever they are of
+        budget.spend(made, run=word.key_fingerprint)
+    with pytest.raises(ArgumentError, match="of this plan"):
+        budget.spend(plan(7.0), run=word)
     for other in (known([["cid"], ["dan"]]), made.public()):
         for asked in (budget.check, budget.spend):
             with pytest.raises(BudgetError, match="units by name"):
