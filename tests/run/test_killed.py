@@ -31,7 +31,7 @@ def test_what_is_killed_and_started_again_releases_each_step_once():
     for job in JOBS:
         assert found[f"{job}: calls on files"] > 30
         assert found[f"{job}: of them killed"] >= 2
-        assert found[f"{job}: releases of one step, at most"] == 1
+        assert found[f"{job}: releases of one step under one key, at most"] == 1
         assert found[f"{job}: faults"] == 0
 
 

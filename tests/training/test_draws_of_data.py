@@ -853,10 +853,16 @@ class PutsBack(Dataset):
         return torch.ones(2), torch.zeros(())
 
 
-def test_who_draws_does_not_move_those_that_put_generators_back():
+class PutsBackAtOnce(PutsBack):
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+
+@pytest.mark.parametrize("kind", [PutsBack, PutsBackAtOnce])
+def test_who_draws_does_not_move_those_that_put_generators_back(kind):
     drawn = []
     for marked in (None, 0, 5):
-        data = PutsBack(marked)
+        data = kind(marked)
         plan = ao.plan(dataset_size=12, batch_size=4, epochs=1, epsilon=2.0, delta=1e-5)
         model = nn.Linear(2, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
