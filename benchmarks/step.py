@@ -88,7 +88,7 @@ def rows(names: Any, *, quick: bool) -> Iterator[dict[str, Any]]:
             "name": model.words, "plain": 1e3 * median(one["step"] for one in plain), "unit": "ms", "goal": model.goal,
             **{method: over.get(method) for method in METHODS[1:]},
         }  # fmt: skip
-    if quick or "lora" not in names:
+    if "lora" not in names:
         return
     methods = [method for method in METHODS if method in pythons]
     found = in_turns("lora", methods, pythons, 2, 1, dict(os.environ))
