@@ -487,6 +487,19 @@ def _needed(nodes: Sequence[_Operation], needed: set[int]) -> list[tuple[int, _O
     return kept[::-1]
 
 
+class _TableRead:
+    """A function of ids, as an operation of ATen tells of itself: it draws nothing, and writes no tensor of a pass."""
+
+    tags: tuple[Any, ...] = ()
+    _schema = types.SimpleNamespace(is_mutable=False)
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        self._function = function
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        return self._function(ids)
+
+
 class TapeRecorder(private.DispatchMode):  # type: ignore[misc]
     """Writes down what a program does, while it is active around its run and around its backward pass.
 
@@ -567,6 +580,19 @@ class TapeRecorder(private.DispatchMode):  # type: ignore[misc]
         if func._schema.is_mutable or len(self._held) > before or not numbers:  # else other objects for what is known
             self.nodes.append(_Operation(func, template, keywords, numbers, None, False))
         return result
+
+    def read(self, function: Callable[[Tensor], Tensor], ids: Tensor) -> Tensor:
+        """Rows of a table that stands elsewhere: one operation, whatever is done to have them."""
+        with self.paused():
+            rows = function(ids)
+        if self.problem is None:
+            try:
+                operation = _Operation(_TableRead(function), (self._said(ids),), {}, (self._made(rows),), None, False)
+            except NotRecorded as error:
+                self.stop(str(error))
+            else:
+                self.nodes.append(operation)
+        return rows
 
     def _check(self, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
         tags = func.tags
