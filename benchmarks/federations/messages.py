@@ -1,7 +1,7 @@
-"""What the server takes for a round's messages: one by one with `Round.add`, and all rows at once with `Round.add_rows`.
+"""What the server takes for a round's messages: one by one with `Round.add`, and all at once with `Round.add_rows`.
 
-The cohort and the network of `speed`: 50 messages of 26 010 numbers. Milliseconds of the processor, the least of some rounds,
-from `open` to the end of `close`; noise, optimizer and ledger are in both.
+The cohort and the network of `speed`: 50 messages of 26 010 numbers. Milliseconds of the processor, the least of some
+rounds, from `open` to the end of `close`; noise, optimizer and ledger are in both.
 """
 
 import time
