@@ -31,7 +31,8 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model, x, y = case(name, opacus=method in ("hooks", "ghost"))
-    warm = WARM if name != "table" or method == "plain" else 500  # of which most rows were then read, at different steps
+    # Of a lazy table most rows were read by then, at different steps.
+    warm = WARM if name != "table" or method == "plain" else 500
     data = Batches(x, y, warm + steps * rounds, 10**6 if name == "table" else 0)
     loader: Any = DataLoader(data, batch_size=len(x), shuffle=True, collate_fn=_as_it_is)
     trained = [p for p in model.parameters() if p.requires_grad]
