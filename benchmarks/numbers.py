@@ -28,7 +28,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = ROOT / "benchmarks" / "numbers.toml"
 FILES = ("README.md", "docs/index.md", "docs/quickstart.md", "docs/choosing.md", "docs/checkpoints.md")
-MOST_UNKEPT = 19
+MOST_UNKEPT = 15
 _NUMBER = re.compile(r"(?<![\w.-])(\d+\.\d+(?!\.?\d)|\d+(?= (?:times|%|ms|ns|seconds?|minutes?|hours?)\b| %))")
 _NO_TEXT = re.compile(r"`[^`]*`|\]\([^)]*\)|https?://\S+|(?:Python|version) [\d.]+")
 
@@ -37,7 +37,7 @@ def found(text: str) -> Iterator[tuple[str, list[str]]]:
     """Each line with measured numbers, and these."""
     in_code = False
     for line in text.splitlines():
-        if line.startswith("```"):
+        if line.startswith(("```", "<!-- invisible-code-block", "-->")):
             in_code = not in_code
         elif not in_code:
             numbers = _NUMBER.findall(_NO_TEXT.sub(" ", line))

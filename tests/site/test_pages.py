@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urljoin, urlsplit
@@ -111,6 +112,20 @@ def test_every_page_fits_every_screen_without_a_fault(reader, address):
 
 def test_no_link_is_dead(site):
     assert dead_links(site) == []
+
+
+def test_every_address_that_there_was_still_leads_somewhere(site):
+    """A page that goes leaves a line in `redirects` of mkdocs.yml; whether its link is good is tested above."""
+    known = Path(__file__).with_name("addresses.txt").read_text().split()
+    assert set(SOURCES) <= set(known), "add the new pages to tests/site/addresses.txt"
+    assert [source for source in known if not (site / path_of(source) / "index.html").exists()] == []
+
+
+def test_a_page_tells_its_version_and_where_it_is_edited(site):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    page = (site / "install" / "index.html").read_text()
+    assert f"anyorder {project['version']}" in page
+    assert f'href="{project["urls"]["Source"]}/edit/main/docs/install.md"' in page
 
 
 def test_no_page_is_heavy(site):
