@@ -10,7 +10,7 @@ from mkdocs.utils import get_relative_url
 MOVED = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>This page has moved</title>
 <meta name="viewport" content="width=device-width, initial-scale=1"><meta name="robots" content="noindex">
-<link rel="icon" href="data:,"><meta http-equiv="refresh" content="0; url={link}"></head>
+<meta http-equiv="refresh" content="0; url={link}"></head>
 <body><p>This page has moved to <a href="{link}">{link}</a>.</p></body></html>
 """
 

@@ -71,7 +71,7 @@ def test_every_output_and_every_command_of_a_page_is_compared(page):
 
 
 def test_the_difference_of_the_two_scripts_is_the_one_that_is_shown():
-    text = (DOCS / "tutorials" / "from_opacus.md").read_text()
+    text = (DOCS / "opacus.md").read_text()
     before, after = (
         re.search(rf'^```python title="{name}.py"\n(.*?)^```$', text, re.MULTILINE | re.DOTALL)[1].splitlines()
         for name in ("before", "after")
