@@ -182,10 +182,9 @@ def _truncated_sum(rows: Tensor, step: float | None) -> Tensor:
     if step is None:
         return rows.sum(0)
     multiples = rows.detach().double().mul_(1 / step)
-    if multiples.device.type == "cpu":  # NumPy takes an eighth of torch's time
-        np.trunc(multiples.numpy(), out=multiples.numpy())
-    else:
-        multiples.trunc_()
+    if multiples.device.type != "cpu":
+        return multiples.trunc_().sum(0).mul_(step)
+    np.trunc(multiples.numpy(), out=multiples.numpy())  # in an eighth of torch's time
     return multiples.sum(0).mul_(step)
 
 

@@ -487,17 +487,8 @@ def _needed(nodes: Sequence[_Operation], needed: set[int]) -> list[tuple[int, _O
     return kept[::-1]
 
 
-class _TableRead:
-    """A function of ids, as an operation of ATen tells of itself: it draws nothing, and writes no tensor of a pass."""
-
-    tags: tuple[Any, ...] = ()
-    _schema = types.SimpleNamespace(is_mutable=False)
-
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        self._function = function
-
-    def __call__(self, ids: Tensor) -> Tensor:
-        return self._function(ids)
+_READS_ONLY: dict[str, Any] = {"tags": (), "_schema": types.SimpleNamespace(is_mutable=False)}
+"""What an operation of ATen that draws nothing and writes no tensor of a pass tells of itself."""
 
 
 class TapeRecorder(private.DispatchMode):  # type: ignore[misc]
@@ -583,15 +574,15 @@ class TapeRecorder(private.DispatchMode):  # type: ignore[misc]
 
     def read(self, function: Callable[[Tensor], Tensor], ids: Tensor) -> Tensor:
         """Rows of a table that stands elsewhere: one operation, whatever is done to have them."""
+        look = functools.partial(function)
+        vars(look).update(_READS_ONLY)
         with self.paused():
-            rows = function(ids)
+            rows = look(ids)
         if self.problem is None:
             try:
-                operation = _Operation(_TableRead(function), (self._said(ids),), {}, (self._made(rows),), None, False)
+                self.nodes.append(_Operation(look, (self._said(ids),), {}, (self._made(rows),), None, False))
             except NotRecorded as error:
                 self.stop(str(error))
-            else:
-                self.nodes.append(operation)
         return rows
 
     def _check(self, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
@@ -775,8 +766,8 @@ class Recorder(private.DispatchMode):  # type: ignore[misc]
         return number
 
     def _known(self, tensor: Tensor) -> int | None:
-        number, reference = self._numbers.get(id(tensor), (None, _gone))
-        return number if reference() is tensor else None
+        number, reference = self._numbers.get(id(tensor), (None, None))
+        return number if reference is not None and reference() is tensor else None
 
     def _known_number(self, tensor: Tensor) -> int:
         number = self._known(tensor)
@@ -892,10 +883,6 @@ class Recorder(private.DispatchMode):  # type: ignore[misc]
             self.refuse(repr(error))
         finally:
             self._numbers, self._nodes, self._constants = {}, [], {}
-
-
-def _gone() -> None:
-    return None
 
 
 def _has_tensor(value: Any) -> bool:

@@ -455,10 +455,8 @@ class Round:
 
     def _add_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []
-        for dtype in (torch.float32, torch.float64):
-            same = [one for one in waiting if one.dtype == dtype]
-            if same:
-                self._add(torch.stack(same))
+        if waiting:
+            self._add(torch.stack(waiting))
 
     def _is_possible(self, own: Tensor, most: int) -> bool:
         """Whether so many cut messages can have this sum, and the model's precision the mean: a public rule.

@@ -302,12 +302,7 @@ class ReceiptTree:
         return leaves
 
     def _families(self, level: int, start: int, below: tuple[Integers, Hashes], above: Integers) -> NDArray[np.void]:
-        """What is hashed to the nodes of the next level from number `start` on, _ROWS at most.
-
-        Args:
-            below: places and nodes of the level.
-            above: places of the next one.
-        """
+        """What is hashed to the nodes of the next level, of places `above`, from number `start` on, _ROWS at most."""
         parents = above[start : start + _ROWS]
         part = slice(*np.searchsorted(below[0], (_ARITY * parents[0], _ARITY * (parents[-1] + 1))))
         index = below[0][part]
