@@ -1,7 +1,7 @@
 """Pictures of the pages: the problem in one figure, and what the site looks like in a browser.
 
 `python -m benchmarks.screens problem` makes docs/problem.png, of numbers that `ao.check` computes;
-`python -m benchmarks.screens site` makes docs/screens/*.png, of the site as it is now (needs Chromium, playwright).
+`python -m benchmarks.screens site` makes screens/*.png, of the site as it is now (needs Chromium, playwright).
 `python -m benchmarks.screens planner` makes docs/screens/planner.png, of `anyorder planner`;
 `python -m benchmarks.screens report` makes docs/screens/report.png, of a run on digits.
 """
@@ -123,19 +123,19 @@ def _screen(browser: Any, address: str, name: str, page: str, width: int, height
     sheet = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
     sheet.goto(address + page)
     sheet.wait_for_timeout(300)
-    made = _kept(sheet.screenshot(), name)
+    made = _kept(sheet.screenshot(), name, Path("screens"))
     sheet.close()
     return made
 
 
-def _kept(picture: bytes, name: str) -> Path:
+def _kept(picture: bytes, name: str, folder: Path = DOCS / "screens") -> Path:
     """A picture of 128 colours: text needs no more, and a page shows it at once."""
     from PIL import Image
 
     seen = Image.open(io.BytesIO(picture)).convert("RGB")
-    (DOCS / "screens").mkdir(exist_ok=True)
-    seen.quantize(128).save(DOCS / "screens" / name, optimize=True)
-    return DOCS / "screens" / name
+    folder.mkdir(exist_ok=True)
+    seen.quantize(128).save(folder / name, optimize=True)
+    return folder / name
 
 
 def main() -> None:
