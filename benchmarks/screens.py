@@ -46,7 +46,7 @@ def problem() -> Any:
     bars.vlines(seen.at_least, -0.45, 0.45, color=SHOWN, linewidth=2.5)
     bars.text(seen.at_least - 0.1, 0, "an attack shows at least this", va="center", ha="right", color="white")
     bars.set(yticks=[0, 1], xlim=(0, 10), xlabel=f"epsilon at delta {DELTA:g}")
-    bars.set_yticklabels(["true", "reported by a\nPoisson accountant"], fontsize=11)
+    bars.set_yticklabels(["valid", "reported by a\nPoisson accountant"], fontsize=11)
     run = f"shuffle=True, {EPOCHS} epochs, batches of {BATCH / EXAMPLES:.0%} of the data, noise multiplier {SIGMA:g}"
     bars.set_title(run, fontsize=10, loc="left")
     bars.spines[["top", "right", "left"]].set_visible(False)
