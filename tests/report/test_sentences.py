@@ -8,7 +8,7 @@ from html import unescape
 import pytest
 
 from anyorder.accounting.amplification.methods import MonteCarlo
-from anyorder.accounting.risk import point_reach, reach
+from anyorder.accounting.risk import point_reach
 from anyorder.app import html_report
 from anyorder.app.cards import receipt_facts, search_verdict, verdict, whom
 from anyorder.app.charts import _examples
@@ -48,7 +48,7 @@ def test_the_numbers_below_the_promise_are_of_the_same_promise_and_never_smaller
     plan = getattr(claim, "plan", claim)
     searched = isinstance(claim, SearchCertificate)
     delta = claim.claim.delta if searched else plan.delta
-    reached = point_reach(claim.epsilon, delta) if searched else reach(claim.curve)  # of a search, not of a run
+    reached = point_reach(claim.epsilon, delta) if searched else claim.reach  # of a search, not of a run
     found = cells(pages[name])
     shown, right = float(found[0][0].removesuffix(" %")), 50 * (1 + reached.advantage)
     assert right - 1e-9 <= shown <= right + 0.1
