@@ -115,7 +115,8 @@ def plan(
     Cost: that of the fit, seconds for 1000 steps; fits are kept on disk.
     """
     wanted = None if risk is None else Risk(risk)
-    budget = _budget(epsilon=epsilon, noise_multiplier=noise_multiplier, risk=wanted)  # before a fit that may take long
+    asked_for = {} if wanted is None else {"risk": wanted}
+    budget = _budget(epsilon=epsilon, noise_multiplier=noise_multiplier, **asked_for)  # before a fit that may take long
     checks.choice("neighbours", neighbours, NEIGHBOURS)
     delta = checks.probability("delta", delta)
     asked = mechanism_options(mechanism)
