@@ -1,10 +1,16 @@
-"""Filters and convolutions of `scipy.signal`, loaded when first used: a fifth of what `import anyorder` would load."""
+"""Filters and convolutions as in `scipy.signal`, without that package, whose import takes as long as a plan."""
 
+from collections.abc import Callable
+from functools import cache
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy  # loads a part of it when it is first asked for
+import scipy
 from numpy.typing import NDArray
+from scipy.fft import irfft, next_fast_len, rfft
 
 __all__ = ["fftconvolve", "lfilter"]
 
@@ -13,9 +19,24 @@ Floats = NDArray[np.float64]
 
 def lfilter(b: Any, a: Any, x: Floats, axis: int = -1) -> Floats:
     """As `scipy.signal.lfilter`: the rational filter b / a along an axis."""
-    return np.asarray(scipy.signal.lfilter(b, a, x, axis=axis))
+    parts = (np.asarray(part, dtype=np.float64) for part in (b, a, x))
+    return np.asarray(_linear_filter()(*parts, axis))
+
+
+@cache
+def _linear_filter() -> Callable[..., Any]:
+    """The compiled filter alone, from its file; from `scipy.signal` where it is not there."""
+    spec = PathFinder.find_spec("_sigtools", [str(Path(scipy.__file__).with_name("signal"))])
+    if spec is not None and spec.loader is not None:
+        module = module_from_spec(spec)
+        spec.loader.exec_module(module)
+        if hasattr(module, "_linear_filter"):
+            return module._linear_filter  # type: ignore[no-any-return]
+    return scipy.signal.lfilter  # type: ignore[no-any-return]
 
 
 def fftconvolve(first: Floats, second: Floats) -> Floats:
-    """As `scipy.signal.fftconvolve`: the full convolution."""
-    return np.asarray(scipy.signal.fftconvolve(first, second))
+    """As `scipy.signal.fftconvolve`: the full convolution of (n,) and (m,) numbers."""
+    length = len(first) + len(second) - 1
+    size = next_fast_len(length, real=True)
+    return np.asarray(irfft(rfft(first, size) * rfft(second, size), size)[:length])

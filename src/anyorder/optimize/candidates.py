@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, assert_never
 
 import numpy as np
+from numpy.typing import NDArray
 
 from anyorder import checks
 from anyorder.errors import ArgumentError, PlanError
@@ -45,7 +46,8 @@ _EASY = 512  # and to `_TOLERANCE`; beyond, that of the mean is 0.1 % low, and t
 _BANDED = 768  # and column-by-column bands are fitted
 _RESCALED = 2048
 _TOLERANCE = 1e-3  # relative gap of the dense optimum here
-_TIE = 1e-6
+_AS_GOOD = 1.01  # times the least error
+_SAME = 1e-9  # a relative difference of losses that is one of rounding
 _KNOWN = 3  # of the order without draws, beside those that are fitted to a secret claim
 
 
@@ -95,7 +97,11 @@ def choose(
     epsilon: float | None = None,
     delta: float | None = None,
 ) -> list[Candidate]:
-    """All strategies within the budget, the one of least error first; of equal ones the cheapest.
+    """All strategies within the budget: those within 1 % of the least error, simplest first; then the rest, by error.
+
+    Simpler is what fewer numbers describe (none for independent noise and trees, two for a buffer, one for a band of a
+    Toeplitz matrix, n for scales), then what keeps fewer vectors, then what has less error. Which one is first, and its
+    coefficients, are the same on every processor, see `anyorder.strategy.arithmetic`.
 
     Independent noise, the best tree, BLTs, banded inverses, banded Toeplitz; for orders shuffled every epoch BLTs that
     start anew; time rescaling where it is known which steps one unit takes, columns of norm 1 where they are only far
@@ -116,24 +122,29 @@ def choose(
     checks.choice("objective", objective, OBJECTIVES)
     if workload.n != participation.n:
         raise PlanError(f"workload and participation must have the same n, got {workload.n} and {participation.n}")
-    budget = _Budget(
-        math.inf if max_state is None else checks.integer("max_state", max_state, low=0),
-        math.inf if max_cost is None else checks.real("max_cost", max_cost, low=1.0),
-    )
+    budget = _budget(max_state, max_cost)
     claim = _claim_needed(participation, epsilon, delta)
     if claim is not None:
         return _ranked(_amplified(Judge(workload, participation, objective, *claim), budget))
     optimum = cached(partial(solve_dense, workload, participation, objective, tolerance=_TOLERANCE))
     bound = _bound(workload, participation, objective, optimum)
-    return _ranked(_open(workload, participation, objective, budget, optimum, bound))
+    fits = _fits(workload, participation, objective, budget, optimum)
+    return _ranked(_open(fits, workload, participation, objective, budget, bound))
+
+
+def _budget(max_state: int | None, max_cost: float | None) -> _Budget:
+    return _Budget(
+        math.inf if max_state is None else checks.integer("max_state", max_state, low=0),
+        math.inf if max_cost is None else checks.real("max_cost", max_cost, low=1.0),
+    )
 
 
 def _open(
-    workload: Workload, participation: Participation, objective: str, budget: _Budget, optimum: Callable[[], Optimum],
-    bound: float | None,
+    fits: Iterable[Strategy], workload: Workload, participation: Participation, objective: str, budget: _Budget,
+    bound: float | None = None,
 ) -> Iterator[Candidate]:  # fmt: skip
-    """The candidates for an order without secrets."""
-    for strategy in _fits(workload, participation, objective, budget, optimum):
+    """The candidates among the fits for an order without secrets."""
+    for strategy in fits:
         cost = rows_touched(strategy)
         allowed = budget.allows(strategy.state_rows, cost) and has_variances(strategy, workload)
         if allowed and _can_be_made(strategy, participation):
@@ -145,7 +156,19 @@ def _open(
 
 
 def _ranked(found: Iterable[Candidate]) -> list[Candidate]:
-    return sorted(found, key=lambda c: (round(math.log(c.loss) / _TIE), c.state_rows, c.cost))
+    """Those that are as good as the best, the simplest first; then the others by error."""
+    by_loss = sorted(found, key=lambda c: c.loss)
+    near = sum(c.loss <= by_loss[0].loss * _AS_GOOD for c in by_loss)
+    return sorted(by_loss[:near], key=lambda c: (_numbers(c.strategy), c.state_rows, c.loss)) + by_loss[near:]
+
+
+def _numbers(strategy: Strategy) -> int:
+    """How many a strategy is described by: none for independent noise and trees, 2 for a buffer, n for scales."""
+    if isinstance(strategy, Rescaled):
+        return strategy.n + _numbers(strategy.strategy)
+    if isinstance(strategy, Dense):
+        return strategy.n**2
+    return sum(value.size for name, value in vars(strategy).items() if name[0] != "_" and isinstance(value, np.ndarray))
 
 
 def _amplified(judge: Judge, budget: _Budget) -> Iterator[Candidate]:
@@ -169,7 +192,8 @@ def _of_known_bins(judge: Judge, budget: _Budget) -> list[Strategy]:
     if order is None:
         return []
     optimum = cached(partial(solve_dense, judge.workload, order, judge.objective, tolerance=_TOLERANCE))
-    known = _ranked(_open(judge.workload, order, judge.objective, budget, optimum, None))[:_KNOWN]
+    fits = _fits(judge.workload, order, judge.objective, budget, optimum)
+    known = _ranked(_open(fits, judge.workload, order, judge.objective, budget))[:_KNOWN]
     return [one.strategy for one in known if _can_be_made(one.strategy, judge.rule)]
 
 
@@ -244,7 +268,7 @@ def _fits(
         question = {"workload": workload, "participation": participation, "objective": "mean"}
         yield from _kept("low_ranks", limits, fits, **question)
     if n <= _DENSE and budget.allows(0, n / 2):
-        yield Dense(optimum().C)
+        yield Dense(_rounded(optimum()))
 
 
 def _may_lie_anywhere(pattern: Pattern) -> bool:
@@ -267,7 +291,7 @@ def _low_rank(
     workload: Workload, participation: Participation, budget: _Budget, optimum: Callable[[], Optimum]
 ) -> list[Strategy]:
     """The dense optimum made short, and rescaled: ranks as long as the next one gains."""
-    best, least = Dense(optimum().C), math.inf
+    best, least = Dense(_rounded(optimum())), math.inf
     found: list[Strategy] = []
     for bands, rank in _LOW_RANK:
         if bands + rank >= workload.n or not budget.allows(rank, bands + rank + 1.0):
@@ -280,6 +304,12 @@ def _low_rank(
         least = loss
         found.append(scaled)
     return found
+
+
+def _rounded(optimum: Optimum) -> NDArray[np.float64]:
+    """C in so few digits that all machines have the same, and no more error that matters: to 2^-16 of its largest."""
+    unit = 2.0**-16 * 2.0 ** math.frexp(float(np.abs(optimum.C).max()))[1]
+    return np.asarray(np.rint(optimum.C / unit) * unit)
 
 
 def _restarted(workload: Workload, participation: Participation, objective: str, budget: _Budget) -> Iterator[Strategy]:
@@ -296,10 +326,7 @@ def _series(workload: Workload, participation: Participation, objective: str, bu
     n, b = workload.n, participation.min_separation
     small = n <= DENSE_STEPS
     question = {"workload": workload, "participation": participation, "objective": objective}
-    buffers = int(min(_BUFFERS, budget.state, budget.cost - 1))
-    if buffers and (small or not isinstance(workload, GivenWorkload)):
-        fits = partial(fit_blts, workload, participation, buffers, objective)
-        yield from _kept("blts", buffers, fits, **question)
+    yield from _blts(workload, participation, objective, budget)
     if not (small or workload.is_toeplitz):
         return
     problem = Problem(workload, participation, objective)
@@ -309,6 +336,14 @@ def _series(workload: Workload, participation: Participation, objective: str, bu
     banded = [p for p in _BANDS if p <= min(n, b) and budget.allows(p - 1, p)]
     found = _kept("toeplitzes", banded, partial(fits_toeplitz, problem, banded), **question)
     yield from _different(found)
+
+
+def _blts(workload: Workload, participation: Participation, objective: str, budget: _Budget) -> Iterator[Strategy]:
+    buffers = int(min(_BUFFERS, budget.state, budget.cost - 1))
+    if buffers and (workload.n <= DENSE_STEPS or not isinstance(workload, GivenWorkload)):
+        fits = partial(fit_blts, workload, participation, buffers, objective)
+        question = {"workload": workload, "participation": participation, "objective": objective}
+        yield from _kept("blts", buffers, fits, **question)
 
 
 def _different(found: Sequence[Strategy]) -> Iterator[Strategy]:
@@ -331,7 +366,7 @@ def _best_of_each(series: list[Strategy], workload: Workload, participation: Par
     best: dict[type, tuple[float, Strategy]] = {}
     for strategy in series:
         loss = error.rmse(strategy, workload, participation)
-        if type(strategy) not in best or loss < best[type(strategy)][0]:
+        if type(strategy) not in best or loss < best[type(strategy)][0] * (1 - _SAME):
             best[type(strategy)] = (loss, strategy)
     return [strategy for _, strategy in best.values()]
 
@@ -464,6 +499,14 @@ def fit_named(
         row, name = _BY_WORDS[kind]
         found = fit(name, workload, participation, objective, **sizes, **claim)
         return found if at_most else _of_size(found, row, sizes)
+    if (
+        words == "blt" and workload.n > _RESCALED and not participation.secret
+    ):  # there is one of this kind, quickly found
+        budget = _budget(max_state, max_cost)
+        fits = _blts(workload, participation, objective, budget)
+        known = _ranked(_open(fits, workload, participation, objective, budget))
+        if known:
+            return known[0].strategy
     known = choose(workload, participation, max_state, objective, max_cost=max_cost, **claim)
     for candidate in known:
         if words in ("auto", candidate.name, kind_in(candidate.name)):

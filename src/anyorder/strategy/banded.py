@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import block_diag, cholesky
-from scipy.linalg.lapack import dtrtri
 
 from anyorder import checks
 from anyorder.checks import final, frozen
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.patterns import Groups, Listed, Participation, Pattern, Separated
+from anyorder.strategy.arithmetic import dot, inverse_of_lower, product
 from anyorder.strategy.base import Recurrence, Row, State, Strategy, Vector, check_lower_triangular, pack, unpack
 from anyorder.strategy.bound import Bound, better, roots, visits
 from anyorder.strategy.fitting import Valued, by_rows, descend, mostly_last, shuffled, stride
@@ -271,16 +271,16 @@ def _fit_columns(A: Floats, like: Workload, pattern: Pattern, bands: int, max_it
     bands = min(bands, pattern.min_separation)
     groups = [np.arange(n)[:, None]] if stride(pattern) is None else pattern.disjoint()
     start = fit_toeplitz(Problem(like, pattern), bands).coefficients
-    scale = float(np.linalg.norm(A))
+    scale = math.sqrt(dot(A, A))
     loss = _BandedLoss(A / scale, bands, groups)
     x = loss.pack(np.repeat(start[:, None], n, axis=1))
     x, value = descend(loss, x, max_iterations=max_iterations, restarts=1, gain=1e-8)
-    return loss.matrix(loss.unpack(x)[0]), value * scale**2
+    return loss.matrix(rounded(loss.unpack(x)[0])), value * scale**2
 
 
 def epoch_factors(A: Floats, s: int) -> list[Floats]:
     """R_e with R_e^T R_e = the diagonal block of A^T A of each epoch: the workload of a C that starts anew in it."""
-    M = A.T @ A
+    M = product(A.T, A)
     factors = []
     for start in range(0, len(A), s):
         block = M[start : start + s, start : start + s]
@@ -301,7 +301,7 @@ class _BandedLoss:
     """|| A C^-1 ||_F^2 over the entries of C's bands, whose columns are normalised pattern by pattern."""
 
     def __init__(self, A: Floats, bands: int, groups: Groups) -> None:
-        self.M, self.n, self.groups = A.T @ A, len(A), groups
+        self.M, self.n, self.groups = product(A.T, A), len(A), groups
         self.rows, self.columns = np.nonzero(np.arange(bands)[:, None] + np.arange(self.n) < self.n)
         self.bands = bands
 
@@ -329,10 +329,10 @@ class _BandedLoss:
         bands, norms = self.unpack(x)
         if (bands[0] <= 0).any():
             return math.inf, np.zeros_like(x)
-        K, _ = dtrtri(self.matrix(bands), lower=1)
-        MK = self.M @ K
-        value = float(np.einsum("ij,ij->", K, MK))
-        full = (K.T @ MK) @ K.T
+        K = inverse_of_lower(self.matrix(bands))
+        MK = product(self.M, K)
+        value = dot(K, MK)
+        full = product(product(K.T, MK), K.T)
         gradient = np.zeros_like(bands)
         gradient[self.rows, self.columns] = -2 * full[self.rows + self.columns, self.columns]
         # through the norms: remove what only rescales a pattern

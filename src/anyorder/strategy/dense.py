@@ -15,6 +15,7 @@ from anyorder import checks
 from anyorder.checks import final, frozen
 from anyorder.errors import PlanError
 from anyorder.patterns import Groups, Listed, Participation, PerEpoch, Separated, grouped
+from anyorder.strategy.arithmetic import coarse, solved, times
 from anyorder.strategy.banded import epoch_factors, epoch_shares, fit_banded
 from anyorder.strategy.base import DENSE_STEPS, Combination, Terms, check_lower_triangular, pack, unpack
 from anyorder.strategy.fitting import by_rows, disjoint, mostly_last
@@ -151,6 +152,11 @@ def profile(X: Floats) -> Floats:
 Blocks = list[Floats]  # for each group of patterns one (patterns, length, length) array
 
 _HISTORY = 20  # steps that the mixing remembers
+_ALIKE = 1e-12  # of the normal equations of unit rows
+# Steps come from eigendecompositions, whose last digits are a library's: rounded, they are the same, and so is what is
+# mixed of them, see `anyorder.strategy.arithmetic`. The loss at the optimum moves by the square of this.
+_DIGITS = 7  # after the point, of logarithms
+_SHARE_BITS = 12
 _LEAP = 3.0  # the furthest that mixing moves a logarithm
 _ASTRAY = 1e-3  # a relative fall of the dual after which mixing starts anew
 _RIDGE = 1e-15  # of the mean eigenvalue: keeps X finite where A has an empty column
@@ -275,7 +281,9 @@ def _ascend(A: Floats, groups: Groups, *, is_max: bool, tolerance: float, max_it
                 ascent.floor = max(ascent.floor / 5, tolerance / _OF_GAP)  # what is left of the gap is owed to it
                 memory.clear()
                 since.clear()
-        point = memory.mix(state.point, ascent.step(state), ascent.shares(state))
+        point = memory.mix(
+            state.point, np.round(ascent.step(state), _DIGITS), coarse(ascent.shares(state), _SHARE_BITS)
+        )
     return _Found(ascent, best, nearest, scale, count)
 
 
@@ -490,9 +498,17 @@ class _Anderson:
         if len(self._images) == 1:
             return image
         differences = np.diff(np.array(self._residuals), axis=0) * shares
-        weights = np.linalg.lstsq(differences.T, self._residuals[-1] * shares, rcond=1e-10)[0]
-        move = weights @ np.diff(np.array(self._images), axis=0)
+        weights = _least_squares(differences, self._residuals[-1] * shares)
+        move = (weights[:, None] * np.diff(np.array(self._images), axis=0)).sum(axis=0)
         return np.asarray(image - np.clip(move, -_LEAP, _LEAP))
+
+
+def _least_squares(rows: Floats, target: Floats) -> Floats:
+    """The weights w of least || w rows - target ||, rows of any size; a ridge keeps those that are alike together."""
+    lengths = np.sqrt(np.maximum(np.square(rows).sum(axis=1), TINY))
+    rows = rows / lengths[:, None]
+    normal = np.array([times(rows, row) for row in rows]) + _ALIKE * np.eye(len(rows))
+    return np.asarray(solved(normal[None], times(rows, target)[None])[0] / lengths)
 
 
 def _flat(logs: Blocks, log_weights: Floats) -> Floats:

@@ -13,6 +13,7 @@ from anyorder._filters import fftconvolve
 from anyorder.checks import final, frozen
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.patterns import Listed, Participation, Pattern, PerEpoch, Separated
+from anyorder.strategy.arithmetic import coarse, dot, exps, powers, product, times
 from anyorder.strategy.base import DENSE_STEPS, Recurrence, Row, State, Strategy, Vector
 from anyorder.strategy.blt import BLT
 from anyorder.strategy.bound import Bound, Visits, from_sum, roots, visits
@@ -380,13 +381,15 @@ def _strategy(points: dict[int, Floats], losses: dict[int, "_EpochLoss"], order:
     """All epochs, with the norms of `epoch_shares`."""
     fitted = np.array(sorted(points))
     values = np.array([losses[e](points[e])[0] for e in fitted])
-    roots = np.sqrt(np.exp(np.interp(np.arange(order.k), fitted, np.log(values))))
+    logs = np.array([math.log(value) for value in values.tolist()])
+    roots = np.sqrt(exps(np.interp(np.arange(order.k), fitted, logs)))
     nearest = np.abs(np.arange(order.k)[:, None] - fitted).argmin(axis=1)
     table = np.array([points[e] for e in fitted])[nearest]
     m = table.shape[1] // 2
-    decays, scales = np.exp(-np.exp(np.clip(table[:, :m], _SLOWEST, _FASTEST))), np.exp(table[:, m : 2 * m])
-    shares = np.sqrt(roots / roots.sum())
-    return RestartedBLT(decays, scales, np.exp(table[:, -1]), shares, order.n, order.steps_per_epoch)
+    rates = np.clip(table[:, :m], _SLOWEST, _FASTEST)
+    decays, scales = rounded_decays(exps(-exps(rates))), rounded(exps(table[:, m : 2 * m]))
+    shares = rounded(np.sqrt(roots / roots.sum()))
+    return RestartedBLT(decays, scales, rounded(exps(table[:, -1])), shares, order.n, order.steps_per_epoch)
 
 
 def epoch_gram(workload: Workload, start: int, s: int) -> Floats:
@@ -398,16 +401,17 @@ def epoch_gram(workload: Workload, start: int, s: int) -> Floats:
     n, end = workload.n, start + s
     if n <= DENSE_STEPS or isinstance(workload, GivenWorkload):
         block = workload.matrix()[start:, start:end]
-        return np.asarray(block.T @ block)
+        return product(block.T, block)
     inside = _without_weights(workload, slice(start, end)).matrix() * workload.weights[start:end, None]
-    M = inside.T @ inside
+    M = product(inside.T, inside)
     if end < n:
         plain = _without_weights(workload, slice(0, n))
         rows = plain.apply_transposed(_units(n, np.unique([end, n - 1])))[start:end].T
         last = np.arange(max(s - 2, 0), s)
         later = workload.apply(_units(n, start + last))[end:]
         mixing = lstsq(rows[:, last].T, later.T, cond=1e-10)[0]  # later = mixing^T rows
-        M += rows.T @ (mixing @ mixing.T) @ rows
+        both = coarse(mixing @ mixing.T, 24)
+        M += (rows[:, :, None] * (both[:, :, None] * rows).sum(axis=1)[:, None]).sum(axis=0)
     return np.asarray(M)
 
 
@@ -441,9 +445,9 @@ class _EpochLoss:
     def __call__(self, x: Floats) -> Valued:
         m, n = len(x) // 2, self.n
         rates = np.clip(x[:m], _SLOWEST, _FASTEST)
-        decays, scales, weight = np.exp(-np.exp(rates)), np.exp(x[m : 2 * m]), np.exp(2 * x[-1])
-        powers = decays ** np.arange(n - 1)[:, None]
-        c = np.concatenate([[1.0], powers @ scales])
+        decays, scales, weight = exps(-exps(rates)), exps(x[m : 2 * m]), float(exps(2 * x[-1:])[0])
+        table = powers(decays, n - 1)
+        c = np.concatenate([[1.0], times(table, scales)])
         g = inverse_series(c, n)
         if not np.abs(g).max() < _UNSTABLE:
             return math.inf, np.zeros_like(x)
@@ -452,9 +456,9 @@ class _EpochLoss:
         # less beta y^T N y, with N = D M D
         v = np.cumsum(g)[::-1]
         y = fftconvolve(g, v)[:n]
-        moved = self.M @ (d * y)
-        form = (d * y) @ moved
-        denominator = 1 + weight * (v @ v)
+        moved = times(self.M, d * y)
+        form = dot(d * y, moved)
+        denominator = 1 + weight * dot(v, v)
         beta = weight / denominator
         to_d -= 2 * beta * y * moved
         to_y = -2 * beta * d * moved
@@ -462,9 +466,11 @@ class _EpochLoss:
         to_g += _correlated(to_y, v) + np.cumsum(to_v)[::-1]
         by_weight = (to_d / d).sum() / 2 - form / denominator**2
         to_c = (c * np.cumsum(to_d / d)[::-1] - _correlated(to_g, fftconvolve(g, g)[:n]))[1:]
-        by_decay = scales * ((to_c * np.arange(n - 1)) @ powers)  # times the decay
-        by_rate = np.where(rates == x[:m], -by_decay * np.exp(rates), 0.0)
-        return float(value - beta * form), np.concatenate([by_rate, scales * (to_c @ powers), [2 * weight * by_weight]])
+        by_decay = scales * times(table.T, to_c * np.arange(n - 1))  # times the decay
+        by_rate = np.where(rates == x[:m], -by_decay * exps(rates), 0.0)
+        return float(value - beta * form), np.concatenate(
+            [by_rate, scales * times(table.T, to_c), [2 * weight * by_weight]]
+        )
 
     def _without_total(self, d: Floats, g: Floats) -> tuple[float, Floats, Floats]:
         """tr(D M D R) and its gradients in d and g; R[u + lag, u] = sum_{i <= u} g_{i + lag} g_i.
@@ -481,7 +487,7 @@ class _EpochLoss:
             P = np.cumsum(later_g * own_g, axis=1)
             P *= diagonals
             by_d = np.einsum("lu,lu->u", P, later_d)
-            value += float(by_d @ own_d)
+            value += dot(by_d, own_d)
             to_d[:left] += by_d
             _add_skew_sums(to_d[first:], P * own_d)
             W = diagonals * later_d

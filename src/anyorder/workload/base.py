@@ -155,7 +155,8 @@ class Workload(SetOnce):
         """Numerator, but for the rate, and denominator of the transfer function where rates are constant."""
         rate, beta, decay = self.learning_rates[0], self.momentum, self.weight_decay
         numerator = np.array([1 + beta, -beta]) if self.nesterov else np.ones(1)
-        denominator = np.convolve([1.0, -1 + (0.0 if self.coupled else rate * decay)], [1.0, -beta])
+        kept = 1 - (0.0 if self.coupled else rate * decay)
+        denominator = np.array([1.0, -kept - beta, kept * beta])
         if self.coupled:
             denominator[1 : 1 + len(numerator)] += rate * decay * numerator
         return numerator, denominator

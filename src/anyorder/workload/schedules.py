@@ -1,5 +1,7 @@
 """Learning-rate schedules: (n,) rates whose largest is 1."""
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,7 +23,10 @@ def step_decay(n: int, every: int, factor: float) -> Floats:
 def cosine(n: int, final: float = 0.0) -> Floats:
     """(1 + cos(pi t / n)) / 2, from 1 down to `final`, as torch's `CosineAnnealingLR` with T_max = n."""
     final = checks.real("final", final, low=0.0, high=1.0)
-    result: Floats = final + (1 - final) * (1 + np.cos(np.pi * np.arange(checks.integer("n", n, low=1)) / n)) / 2
+    result: Floats = (
+        final
+        + (1 - final) * (1 + np.array([math.cos(math.pi * t / n) for t in range(checks.integer("n", n, low=1))])) / 2
+    )
     return result
 
 
