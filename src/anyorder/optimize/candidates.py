@@ -309,7 +309,7 @@ def _low_rank(
 def _rounded(optimum: Optimum) -> NDArray[np.float64]:
     """C in so few digits that all machines have the same, and no more error that matters: to 2^-16 of its largest."""
     unit = 2.0**-16 * 2.0 ** math.frexp(float(np.abs(optimum.C).max()))[1]
-    return np.asarray(np.rint(optimum.C / unit) * unit)
+    return np.asarray(np.rint(optimum.C / unit) * unit + 0.0)  # of -0, 0
 
 
 def _restarted(workload: Workload, participation: Participation, objective: str, budget: _Budget) -> Iterator[Strategy]:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from math import frexp, inf, nextafter
+from math import ceil, frexp, inf, ldexp, nextafter
 from typing import Any, Literal, NamedTuple
 
 from anyorder import checks
@@ -46,6 +46,8 @@ from anyorder.strategy import Strategy
 from anyorder.strategy.sensitivity import rounding, sensitivity
 from anyorder.workload import Workload, from_optimizer
 from anyorder.workload import check_kind as check_workload
+
+_NOISE_BITS = 24
 
 
 @says_instead(INSTEAD)
@@ -398,9 +400,9 @@ def _noise(
         return sigma, for_sigma(sigma, selection, visits)
     match rule:
         case SampledOrder():
-            total = rule.least_noise(chosen, epsilon, delta)
+            total = _rounded_up(rule.least_noise(chosen, epsilon, delta))
         case AmplifiedOrder():
-            total = calibrate_amplified(chosen, rule, epsilon, delta, method, neighbours)
+            total = _rounded_up(calibrate_amplified(chosen, rule, epsilon, delta, method, neighbours))
         case _ if not rule.secret:
             total = nextafter(NEIGHBOURS[neighbours] * calibrate_gaussian(epsilon, delta), inf)
         case _:
@@ -410,6 +412,12 @@ def _noise(
         return plan_curve(sigma, chosen, rule, neighbours, "unit", beside).epsilon(delta)
 
     return for_epsilon(epsilon, total, selection, visits, cost)
+
+
+def _rounded_up(noise: float) -> float:
+    """To 24 binary digits: what a search finds differs in the tenth digit between processors; more noise is safe."""
+    mantissa, exponent = frexp(noise)
+    return ldexp(ceil(ldexp(mantissa, _NOISE_BITS)), exponent - _NOISE_BITS)
 
 
 def _default_grid(clip_norm: float) -> float:

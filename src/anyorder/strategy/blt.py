@@ -479,7 +479,7 @@ class BLTLoss:
     def loss(self, x: Numbers) -> Numbers:
         """Squared loss for (batch, 2 m) parameters."""
         decays, scales = _parameters(x)
-        return self.sens(decays, scales) * self.error(decays, scales)
+        return _by(self.sens(decays, scales), self.error(decays, scales))
 
     def sens(self, decays: Numbers, scales: Numbers) -> Numbers:
         """Squared sensitivity for the worst pattern, (batch,).
@@ -494,12 +494,13 @@ class BLTLoss:
         buffers, total = np.zeros_like(decays), np.zeros_like(decays[:, 0])
         gaps = np.diff(self.steps, append=self.n)
         for gap in gaps:
-            total = total + (head + (scales * buffers).sum(axis=1)) ** 2
-            buffers = decays * buffers + 1
-            w = scales * buffers
+            here = head + _by(scales, buffers).sum(axis=1)
+            total = total + _by(here, here)
+            buffers = _by(decays, buffers) + 1
+            w = _by(scales, buffers)
             series = np.expm1(-(gap - 1) * sums) / np.expm1(-sums)
             total = total + np.einsum("bi,bij,bj->b", w, series, w)
-            buffers = decays ** (gap - 1) * buffers
+            buffers = _by(decays ** (gap - 1), buffers)
         return total
 
     def error(self, decays: Numbers, scales: Numbers) -> Numbers:
@@ -575,6 +576,11 @@ def _power(F: Numbers, exponent: int) -> Numbers:
 def _multiplied(A: Numbers, B: Numbers) -> Numbers:
     """A B of small matrices, without a library whose order of sums is its own."""
     return np.asarray(np.einsum("bij,bjk->bik", A, B))
+
+
+def _by(a: Numbers, b: Numbers) -> Numbers:
+    """The products of complex numbers, each rounded by itself: NumPy's own fuses sums where a processor can."""
+    return np.asarray(np.einsum("...,...->...", a, b))
 
 
 def _congruent(P: Numbers, W: Numbers) -> Numbers:

@@ -11,7 +11,7 @@ from anyorder.checks import final
 from anyorder.errors import ArgumentError
 from anyorder.patterns import Participation
 from anyorder.strategy import cache, dense
-from anyorder.strategy.arithmetic import coarse, inverse_of_lower, product, solved
+from anyorder.strategy.arithmetic import inverse_of_lower, product, solved
 from anyorder.strategy.base import Recurrence, Row, State, Strategy, Vector, pack, unpack
 from anyorder.strategy.dense import Dense
 from anyorder.strategy.rounding import Change, inversion, norm, resolvent, root, rounded
@@ -193,7 +193,7 @@ def _leading(M: Floats, rank: int) -> Floats:
     vectors, values, _ = np.linalg.svd(M)
     vectors = vectors[:, :rank]
     vectors = vectors * np.where(vectors.sum(axis=0) < 0, -1.0, 1.0)
-    return np.asarray(np.rint(vectors / _UNIT) * _UNIT * coarse(np.sqrt(values[:rank]), 16))
+    return np.asarray(np.rint(vectors * np.sqrt(values[:rank]) / _UNIT) * _UNIT + 0.0)  # of -0, 0
 
 
 # -- fit -------------------------------------------------------------------------------------------------------------
