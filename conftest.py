@@ -22,6 +22,13 @@ from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
 
 from tutorial_blocks import finish, parse
 
+
+def _flushed(descriptor: int) -> None:
+    """In the place of fsync: what tests write need not outlive the machine, and a kill does not take it."""
+    os.fstat(descriptor)
+
+
+os.fsync = os.fdatasync = _flushed  # type: ignore[assignment]
 sys.dont_write_bytecode = False
 _cache = tempfile.TemporaryDirectory()
 os.environ["ANYORDER_CACHE"] = _cache.name
@@ -72,3 +79,11 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Nor through what the files before have imported and kept."""
+    if nextitem is not None and nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()

@@ -8,9 +8,11 @@ import argparse
 import functools
 import json
 import os
+import platform
 import resource
 import tempfile
 from collections.abc import Iterator
+from datetime import date
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -29,6 +31,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "accuracy.jsonl"
 PAGE = ROOT / "docs" / "accuracy.md"
 MARKS = "<!-- table: begin -->", "<!-- table: end -->"
 DATASETS = {"mnist": "MNIST", "fashion_mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
+SIZES = {"mnist": 60_000, "fashion_mnist": 60_000, "cifar10": 50_000}
 EPSILONS = (3.0, 8.0, 1.0)
 ORDERS = {"fixed": "shuffled once, no secret", "poisson": "secret Poisson sampling"}
 # (data set, epsilon) -> percent and who says so; all at delta 1e-5 and with secret sampling
@@ -78,6 +81,7 @@ def run(dataset: str, order: str, epsilon: float, seed: int, data_dir: str | Non
         **wanted, "accuracy": round(100 * result.accuracy[-1], 2), "certified_epsilon": result.plan.epsilon,
         "delta": result.plan.delta, "mechanism": result.plan.strategy.describe(), "seconds": round(result.seconds, 1),
         "cores": torch.get_num_threads(), "machine_cores": os.cpu_count(),
+        "plan": result.plan.public().digest, "date": date.today().isoformat(), "machine": processor(),
         "peak_gb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2),
         "settings": settings.to_dict() | {"data_dir": None},
     }  # fmt: skip
@@ -94,9 +98,30 @@ def settings_of(dataset: str, order: str, epsilon: float, seed: int, data_dir: s
 
 
 def is_of_today(line: dict[str, Any]) -> bool:
+    """Whether `anyorder train` would take a line's settings now, and the line's plan is the one that it would make."""
+    return has_settings_of_today(line) and line.get("plan") == plan_digest(
+        line["dataset"], line["order"], line["epsilon"]
+    )
+
+
+def has_settings_of_today(line: dict[str, Any]) -> bool:
     """Whether a line's settings are what `anyorder train` would take now; those of others stay on file."""
     now = settings_of(line["dataset"], line["order"], line["epsilon"], line["seed"], None)
-    return bool(line["settings"] == now.to_dict())
+    kept, wanted = ({name: x for name, x in one.items() if x is not None} for one in (line["settings"], now.to_dict()))
+    return bool(kept == wanted)  # a setting that came later, and is not given, is none
+
+
+@functools.cache
+def plan_digest(dataset: str, order: str, epsilon: float) -> str:
+    """The digest of the plan that `anyorder train` makes now, whatever the seed. Seconds, once."""
+    return parts.plan_of(settings_of(dataset, order, epsilon, 0, None), SIZES[dataset]).public().digest
+
+
+def processor() -> str:
+    """The processor that a number was seen on: its results may depend on it."""
+    found = Path("/proc/cpuinfo")
+    names = [line.split(":", 1)[1].strip() for line in found.read_text().splitlines() if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
 
 
 @functools.lru_cache(maxsize=1)
@@ -136,7 +161,10 @@ def write() -> None:
 
 
 def table(lines: list[dict[str, Any]]) -> str:
-    """Test accuracy in percent with the settings of today: data sets and orders down, budgets across."""
+    """Test accuracy in percent with the settings of today: data sets and orders down, budgets across.
+
+    A cell without a run on today's plan says so: `python -m benchmarks.train --only accuracy` runs it.
+    """
     epsilons = sorted(EPSILONS)
     head = "| data | order | " + " | ".join(f"epsilon {e:g}" for e in epsilons) + " |"
     found = [head, "|---|---|" + "---|" * len(epsilons)]
@@ -148,12 +176,16 @@ def table(lines: list[dict[str, Any]]) -> str:
 
 
 def _is(line: dict[str, Any], dataset: str, order: str, epsilon: float) -> bool:
-    return (line["dataset"], line["order"], line["epsilon"]) == (dataset, order, epsilon) and is_of_today(line)
+    return (line["dataset"], line["order"], line["epsilon"]) == (dataset, order, epsilon) and has_settings_of_today(
+        line
+    )
 
 
 def _cell(lines: list[dict[str, Any]]) -> str:
     if not lines:
         return "not run"
+    now = [line for line in lines if "plan" in line and is_of_today(line)]
+    lines, earlier = (now, "") if now else (lines, ", of an earlier plan")
     values = [line["accuracy"] for line in lines]
     spread = f" ± {stdev(values):.2f}" if len(values) > 1 else ""
-    return f"{mean(values):.2f}{spread} ({len(values)} {'seed' if len(values) == 1 else 'seeds'})"
+    return f"{mean(values):.2f}{spread} ({len(values)} {'seed' if len(values) == 1 else 'seeds'}{earlier})"

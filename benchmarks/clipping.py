@@ -3,7 +3,8 @@
     python -m benchmarks.clipping                         medians of 15 steps, and peak memory above model and inputs
     python -m benchmarks.clipping --quick                 medians of 5, without the largest
     python -m benchmarks.clipping --only small            one model; may be repeated
-    python -m benchmarks.clipping --only step             ours and the plain step in turns, by the clock, one thread
+
+`python -m benchmarks.step` has whole steps of more methods in turns, by the clock.
 
 Rows of a "whole step" go from the loader to the end of `optimizer.step()`, clipping, noise and SGD included, and say
 whether the target, so many times the plain step, is met. Rows of "clipping" stop at the clipped sum.
@@ -35,15 +36,6 @@ MODELS = {  # in words, and the target of a whole step in plain ones
     "lstm-64": ("LSTM 670, 10004 words, batch 64", 1.3),
     "cbow": ("CBOW 100000 x 100, batch 64", 1.5),
 }
-IN_TURNS = {  # name: in words, goal in plain steps, repeats
-    "small": ("MLP 64-64-10, batch 32", 1.6, 400),
-    "own": ("the same in a class of its own", 1.6, 400),
-    "logistic": ("logistic regression 64-10, batch 32", 1.9, 400),
-    "wide": ("MLP 784-512-512-10, batch 512", 1.10, 30),
-    "mnist": ("MNIST CNN, batch 250", 1.12, 30),
-    "lstm-16": ("LSTM 670, 10004 words, batch 16", 1.2, 10),
-    "gpt": ("GPT 4 x 256, 64 tokens, batch 32", 1.12, 8),
-}
 LARGEST = ("cifar", "cbow", "lstm-64")
 METHODS = {"training_step": ("hooks", "ghost"), "clipping_step": ("vmap", "hooks", "ghost", "opake")}
 TOO_LARGE = {("cbow", "hooks")}  # a gradient for each example takes 5 GB
@@ -53,25 +45,9 @@ MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**62), "MALLOC
 
 def main() -> None:
     """Measure and print."""
-    chosen = options(__doc__ or "", only=[*MODELS, "step"])
-    if chosen.only == ["step"]:
-        show(in_turns(quick=chosen.quick), chosen.json)
-        return
+    chosen = options(__doc__ or "", only=MODELS)
     names = chosen.only or [name for name in MODELS if not (chosen.quick and name in LARGEST)]
     show((row for name in names for row in rows(name, repeats=5 if chosen.quick else 15)), chosen.json)
-
-
-def in_turns(*, quick: bool) -> Iterator[Row]:
-    """Steps of ours and plain ones, which take turns in one process; the ratio is plain over ours, step by step."""
-    for name, (words, goal, repeats) in IN_TURNS.items():
-        if quick and repeats < 30:
-            continue
-        file = Path(__file__).parent / "peers" / "steps_in_turns.py"
-        found = _told([sys.executable, "-W", "ignore", str(file), name, str(repeats)], os.environ | MEMORY)
-        if found is not None:
-            over = found["over"]
-            label = f"{words}: step (goal {goal:g} plain steps: {'met' if over <= goal else 'MISSED'}, {over:.2f})"
-            yield Row(label, found["ours"] * 1e3, found["plain"] * 1e3, 1 / over, "ms")
 
 
 def rows(name: str, *, repeats: int) -> Iterator[Row]:

@@ -5,9 +5,10 @@
     python -m benchmarks.noise --only statistics     10^9 normals: moments, tails, correlations, in standard deviations
 
 Parts: `torch` (eager torch, and the tree as published with DP-FTRL), `peers` (jax_privacy, opake, in environments of
-their own, made on first use), `small` (a step over ten coordinates: all that is not arithmetic), `step`
-(`optimizer.step()` of an engine), `bandwidth` (beside adding one vector to another), `memory` (what a process of 10^9
-coordinates holds), `statistics`. Where ours is measured beside a peer, both have the same matrix and number of threads.
+their own, made on first use), `small` (a step over ten coordinates: all that is not arithmetic; and over 10^4), `step`
+(`optimizer.step()` of an engine), `release` (`Release.step`), `bandwidth` (beside adding one vector to another, bands
+together and one by one), `memory` (what a process of 10^9 coordinates holds), `statistics`.
+Where ours is measured beside a peer, both have the same matrix and number of threads.
 With one thread (OMP_NUM_THREADS=1) times are those of the processor, which other work disturbs less; else they are
 those of the clock. Targets are least ratios.
 """
@@ -106,6 +107,12 @@ def bandwidth(quick: bool) -> Iterator[Row]:
         for _ in range(20):
             work()
         yield Row(f"banded inverse, 16, {size:.0e}, {name}", _time(work, size), None, None, "ns/element")
+    for p in (16, 32):
+        alone = NoiseStream(banded(p), NoiseSource.random(), 1.0, size, memory=4 * (p - 1) * (size + 512))
+        one, together = partial(alone.add_to, [gradient[:size]]), _ours(banded(p), [gradient[:size]], warm=WARM)
+        for _ in range(WARM):
+            one()
+        yield race(f"banded, {p}, {size:.0e}, steps made together, beside one by one", together, one, size, p // 4)
     size = 10**5 if quick else 10**6
     for name, strategy in (("independent", Independent(N)), ("tree", Tree(1024)), ("banded inverse, 4", inverse_of(4))):
         exact = GridStream(strategy, NoiseSource.random(), 1.0, 2.0**-20, size)
@@ -120,6 +127,20 @@ def small(quick: bool) -> Iterator[Row]:
     for name, strategy in zip(names, strategies, strict=True):
         took = _time(_ours(strategy, tensors, warm=WARM), 1, 50, repeats) / 1000
         yield Row(f"{name}, a step over 10", took, None, None, "us")
+    for name, strategy in zip(names[:3], strategies[:3], strict=True):
+        gradient = [torch.zeros(10**4)]
+        took = _time(_ours(strategy, gradient, warm=WARM), 1, 48, repeats) / 1000
+        yield Row(f"{name}, a step over 1e+04", took, None, None, "us")
+
+
+def release(quick: bool) -> Iterator[Row]:
+    """`Release.step` of one large total, checked and copied, beside its noise alone, added in place."""
+    size, rounds = 10**6 if quick else 10**8, 40
+    total, gradient = torch.zeros(size), torch.zeros(size)
+    plan = ao.plan(dataset_size=rounds, batch_size=1, epochs=1, epsilon=8.0, delta=1e-5, mechanism="independent")
+    made, unit = ao.Release(plan, size), iter(range(rounds))
+    name = f"Release.step, {size:.0e}, beside its noise alone"
+    yield race(name, lambda: made.step([next(unit)], total), _ours(Independent(N), [gradient]), size)
 
 
 def inverse_of(bands: int) -> BandedInverse:
@@ -244,6 +265,7 @@ PARTS: dict[str, Callable[[bool], Iterator[Row]]] = {
     "peers": beside_peers,
     "small": small,
     "step": whole_step,
+    "release": release,
     "bandwidth": bandwidth,
     "memory": memory,
     "statistics": statistics,

@@ -12,7 +12,7 @@ import argparse
 import sys
 from types import ModuleType
 
-from reproductions import _page, denisov2022, huang2023, kairouz2021, smith_lecture, zhang2021
+from reproductions import _page, _runs, denisov2022, huang2023, kairouz2021, smith_lecture, zhang2021
 from reproductions._claims import Figure, Kept, Run, found, line, results, write
 
 PAPERS: dict[str, ModuleType] = {
@@ -34,6 +34,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("figures", nargs="*", metavar="FIGURE", help="all that do not train, where none is named")
     made.add_argument("--quick", action="store_true", help="small sizes")
     made.add_argument("--seeds", type=int, default=3, help="how many, of what is random")
+    made.add_argument("--fresh", action="store_true", help="train anew what stored runs are of: hours for some figures")
     made.add_argument("--json", action="store_true", help="one JSON object a line")
     made.add_argument("--write", action="store_true", help="keep the results")
     made.add_argument("--list", action="store_true", help="print papers and figures")
@@ -54,11 +55,14 @@ def show(kept: Kept, known: dict[tuple[str, str], str]) -> bool:
     """Print a claim; True where its verdict turned from what is kept."""
     claim = kept.claim
     before = known.get((claim.place, claim.statement))
-    turned = before is not None and (before == "fails") != (claim.verdict == "fails")
+    turned = before is not None and before.split(",")[0] != claim.verdict.split(",")[0]
     print(f"{claim.place}: {claim.statement}\n  they say  {claim.theirs}\n  we got    {claim.ours}")
     print(f"  verdict   {claim.verdict}{'. ' + claim.why if claim.why else ''}")
     if turned:
         print(f"  KEPT WAS  {before}")
+    if claim.stored or claim.measured:
+        where = ", ".join(claim.stored) or f"{claim.measured}, which runs it anew; --fresh does not"
+        print(f"  stored    {where}")
     print(flush=True)
     return turned
 
@@ -81,6 +85,7 @@ def main() -> None:
         return
     if asked.quick and asked.write:
         options.error("--quick is not kept")
+    _runs.FRESH = asked.fresh
     known = {(row.claim.place, row.claim.statement): row.claim.verdict for row in results(asked.paper)}
     run, turned = Run(quick=asked.quick, seeds=tuple(range(asked.seeds))), 0
     fresh: dict[str, list[Kept]] = {}

@@ -11,12 +11,19 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from datetime import date
 from importlib.metadata import version
+from math import inf
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any, Literal, get_args
+
+from scipy.stats import t
+
+from reproductions import _runs
 
 RESULTS = Path(__file__).parent / "results"
 
-Verdict = Literal["holds", "fails", "holds, scaled down", "not tried"]
+Verdict = Literal["holds", "fails", "holds, scaled down", "fails, scaled down", "undecided", "not tried"]
+Task = Literal["theirs", "smaller", "other"]
 
 
 @dataclass(frozen=True)
@@ -37,11 +44,13 @@ class Claim:
         place: where it stands: "Table 4", "Theorem 4.1".
         statement: what is claimed, in our words.
         theirs, ours: their number and ours, as text for a table.
-        verdict: "not tried" needs its reason in `why`; "holds, scaled down" says there what is smaller; "fails" why.
+        verdict: "not tried" needs its reason in `why`; "scaled down" says there what is smaller; "fails" why;
+            "undecided" what the experiment could have told, see `Power`.
         paper, command: filled in by `found`.
         value: our numbers; what `ours` says, in full digits.
         seeds: of what is random; none for what is computed.
         measured: the command that measured it, where `command` only reads what that one kept.
+        stored: the files of stored runs that it rests on; `--fresh` runs them anew.
         seconds: of processor time, of the kept runs that it rests on; None: what `command` took.
         curves: of a figure; drawn on the paper's page.
     Raises: ValueError for a verdict that is not one of these, or one without its reason.
@@ -58,6 +67,7 @@ class Claim:
     value: float | list[Any] | dict[str, Any] | None = None
     seeds: tuple[int, ...] = ()
     measured: str = ""
+    stored: tuple[str, ...] = ()
     seconds: float | None = None
     curves: Curves | None = None
 
@@ -100,10 +110,53 @@ class Kept:
 
 
 def judged(holds: bool, *, scaled: bool = False) -> Verdict:
-    """The verdict on what was tried."""
-    if not holds:
-        return "fails"
-    return "holds, scaled down" if scaled else "holds"
+    """The verdict on what was computed, or measured without chance; a smaller task is told of both outcomes."""
+    return ("holds, scaled down" if holds else "fails, scaled down") if scaled else ("holds" if holds else "fails")
+
+
+@dataclass(frozen=True)
+class Power:
+    """What an experiment could decide: stated with the claim, whatever came out.
+
+    Args:
+        differences: by place and seed, above 0 where the claim holds: a list for each place, of one number a seed.
+        least: the least difference that matters, in the same units. Where less is claimed than "above", the threshold
+            is taken off the differences.
+        task: "theirs"; "smaller", of the same kind; "other", so far from theirs that neither outcome tells of it.
+    """
+
+    differences: list[list[float]]
+    least: float
+    task: Task = "smaller"
+
+    def errors(self) -> list[float]:
+        """Half the width of the 95 % interval of each mean difference, by Student's t; infinite for one seed."""
+        return [
+            float(t.ppf(0.975, len(one) - 1)) * stdev(one) / len(one) ** 0.5 if len(one) > 1 else inf
+            for one in self.differences
+        ]
+
+    def verdict(self) -> Verdict:
+        """The same rule for successes and misses.
+
+        It holds where every interval is above 0, and fails where one is below, or where all that is not above is known
+        to be less than matters. Else, and on another task than theirs, the experiment could not decide.
+        """
+        pairs = list(zip(map(mean, self.differences), self.errors(), strict=True))
+        holds = all(found > error for found, error in pairs)
+        below = any(found < -error for found, error in pairs)
+        nothing = any(abs(found) + error < self.least for found, error in pairs)
+        if self.task == "other" or not (holds or below or nothing):
+            return "undecided"
+        return judged(holds, scaled=self.task == "smaller")
+
+    def told(self) -> str:
+        """In words, for the reason."""
+        seeds = min(map(len, self.differences))
+        width = max(self.errors())
+        known = f"known to within {width:.2g} points (95 %)" if width < inf else "of unknown spread"
+        far = " Their task is another one." if self.task == "other" else ""
+        return f"Power: {seeds} seed{'s' if seeds > 1 else ''}, differences {known}, {self.least:g} matter.{far} "
 
 
 def found(paper: str, figure: Figure, run: Run) -> Iterator[Kept]:
@@ -112,8 +165,10 @@ def found(paper: str, figure: Figure, run: Run) -> Iterator[Kept]:
 
     versions = {name: version(name) for name in ("torch", "numpy", "scipy")} | {"python": platform.python_version()}
     before = time.perf_counter()
+    _runs.READ.clear()
     for claim in figure.claims(run):
-        claim = replace(claim, paper=paper, command=f"python -m reproductions {paper} {figure.name}")
+        command = f"python -m reproductions {paper} {figure.name}"
+        claim = replace(claim, paper=paper, command=command, stored=tuple(sorted(_runs.READ)))
         now = time.perf_counter()
         seconds = round(now - before, 2) if claim.seconds is None else claim.seconds
         yield Kept(figure.name, claim, torch.get_num_threads(), seconds, date.today().isoformat(), versions)
@@ -143,6 +198,7 @@ def parsed(text: str) -> Kept:
     """The inverse of `line`."""
     row = json.loads(text)
     claim = row["claim"] | {"value": row["value"], "seeds": tuple(row["seed"])}
+    claim["stored"] = tuple(claim.get("stored", ()))
     if claim["curves"] is not None:
         curves = {name: [(x, y) for x, y in points] for name, points in claim["curves"]["curves"].items()}
         claim["curves"] = Curves(**(claim["curves"] | {"curves": curves}))

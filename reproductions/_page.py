@@ -16,10 +16,17 @@ DOCS = Path(__file__).parents[1] / "docs" / "papers"
 INDEX = """# Papers run again
 
 Written by `python -m reproductions --page` from the results kept in `reproductions/results`, one line a claim, with its
-seeds, machine, time and versions. A verdict is one of: *holds*; *fails*, and the page says where; *holds, scaled down*:
-the claim came out on a smaller task than the paper's, and the page says how much smaller; *not tried*, and the page
-says why. What fails has beside it what came out here, and the reason. Each claim has its command, which runs it again
-and tells where a verdict turned.
+seeds, machine, time and versions. A verdict is one of:
+
+- *holds*; *fails*, and the page says where;
+- *holds, scaled down* and *fails, scaled down*: on a smaller task than the paper's, and the page says how much
+  smaller;
+- *undecided*: seeds, spread and task could not tell. The rule is the same for successes and misses, and the page says
+  the power: seeds, the half width of a 95 % interval, and the least difference that matters;
+- *not tried*, and the page says why.
+
+What fails has beside it what came out here, and the reason. Each claim has its command, which runs it again and tells
+where a verdict turned. A claim that rests on stored runs names them, and `--fresh` runs them anew.
 """
 
 
@@ -74,7 +81,7 @@ def index(titles: dict[str, str], kept: dict[str, list[Kept]]) -> str:
 
 def reason(claim: Claim) -> str:
     """Of what fails: what came out, and why; what of the reason is on how it was run stands on the paper's page."""
-    if claim.verdict != "fails":
+    if not claim.verdict.startswith("fails"):
         return ""
     first = re.split(r"(?<=[a-z0-9)])\. (?=[A-Z])", claim.why)[0].rstrip(".")
     return f"{claim.ours.rstrip('.')}. {first[0].upper()}{first[1:]}."
@@ -102,7 +109,8 @@ def entry(row: Kept) -> str:
     lines += [f"- We got: {claim.ours}"] if claim.ours else []
     lines.append(f"- Verdict: **{claim.verdict}**{'. ' + claim.why if claim.why else ''}")
     measured = f", which reads what `{claim.measured}` measured" if claim.measured else ""
-    lines.append(f"- Command: `{claim.command}`{measured}")
+    stored = f"; stored runs, of {', '.join(claim.stored)}: `--fresh` runs them anew" if claim.stored else ""
+    lines.append(f"- Command: `{claim.command}`{measured}{stored}")
     if claim.ours:
         seeds = f"seeds {', '.join(map(str, claim.seeds))}; " if claim.seeds else ""
         versions = ", ".join(f"{name} {number}" for name, number in row.versions.items())

@@ -12,6 +12,7 @@ import contextlib
 import multiprocessing
 import os
 import runpy
+import socket
 import subprocess
 import sys
 import tempfile
@@ -35,6 +36,19 @@ def start(*command, cwd=None, env=None):
 def run(*command, cwd=None, env=None, timeout=240.0):
     """`python *command` to its end."""
     return start(*command, cwd=cwd, env=env).wait(timeout)
+
+
+def run_on_two_ranks(*command, env=None):
+    """`python *command` as rank 0 and as rank 1 of two, as torchrun starts them; what both printed."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    about = {**(os.environ if env is None else env), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    about |= {"WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    ranks = [start(*command, env={**about, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in (0, 1)]
+    first, second = (rank.wait() for rank in ranks)
+    code = first.returncode or second.returncode
+    return subprocess.CompletedProcess(command, code, first.stdout + second.stdout, first.stderr + second.stderr)
 
 
 class Program:

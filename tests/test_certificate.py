@@ -5,7 +5,6 @@ import json
 import os
 import re
 import stat
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +16,7 @@ from anyorder.formats import save_json
 from anyorder.ledger import replay
 from anyorder.participation import FixedOrder, KnownOrder, MinSeparation, PoissonSampling
 from anyorder.plan.certificate import FORMAT, Certificate, Evidence
+from anyorder.plan.receipt import ReceiptTree
 from anyorder.strategy import Tree
 from plans import flat_plan
 
@@ -309,20 +309,25 @@ def test_certificates_that_hold_the_record_are_refused_with_a_sentence(tmp_path)
 
 
 def test_the_tree_of_receipts_is_made_once_for_a_record(tmp_path, monkeypatch):
-    roots = []
+    trees = []
 
-    def counted(*parts):
-        roots.append(parts)
-        return root(*parts)
+    def counted(self, ledger, key):
+        trees.append(key)
+        begin(self, ledger, key)
 
-    root = sys.modules["anyorder.plan.certificate"].receipt_root
-    monkeypatch.setattr(sys.modules["anyorder.plan.certificate"], "receipt_root", counted)
+    begin = ReceiptTree.__init__
+    monkeypatch.setattr(ReceiptTree, "__init__", counted)
     evidence = made(history=((0, 1), (2, 3), (0, 1)))
     saved(tmp_path, evidence)
-    assert len(roots) == 1
+    assert len(trees) == 1
+    early = [evidence.receipt(unit) for unit in (0, 3, 1)]
+    assert len(trees) == 2
     evidence.ledger.record(evidence.ledger.step, [])
     assert evidence.certificate.steps == evidence.ledger.step
-    assert len(roots) == 2
+    assert len(trees) == 3
+    evidence.certificate.check(evidence.receipt(0))
+    with pytest.raises(CertificateError, match="does not belong"):
+        evidence.certificate.check(early[0])
 
 
 def test_a_plan_read_from_a_file_says_why_its_units_are_not_known(tmp_path):

@@ -5,6 +5,7 @@ import json
 import math
 import sys
 
+import numpy as np
 import pytest
 
 pytest.importorskip("typer")
@@ -560,3 +561,37 @@ def test_certificates_of_different_units_are_not_composed(tmp_path):
     order = {"dataset_size": 12, "batch_size": 4, "epochs": 1, "noise_multiplier": 2.0, "delta": 1e-5}
     a, b = certificates(tmp_path, flat_plan(**order), flat_plan(**order, neighbours="replace-one"))
     refused(invoke("verify", a, b), 1, "NOT verified", "neighbours")
+
+
+def test_receipts_of_one_unit_over_several_runs(tmp_path):
+    """In how many steps of each run it was, and what all of them tell of it; a run without its receipt counts whole."""
+    plan = flat_plan(dataset_size=8, batch_size=2, epochs=2, noise_multiplier=2.0, delta=1e-5)
+    files, receipts = [], []
+    for i, times in enumerate((1, 2)):
+        with anyorder.Release(plan, size=1) as release:
+            for t in range(plan.n):
+                now = [2 * (t % 4), 2 * (t % 4) + 1] if t < 4 * times else []
+                release.step(now, np.zeros(1, np.float32))
+            files.append(tmp_path / f"{i}.privacy.json")
+            release.certificate().save(files[-1])
+            receipts += [tmp_path / f"{i}.{unit}.json" for unit in (1, 2)]
+            release.evidence().receipt(1).save(receipts[-2])
+            release.evidence().receipt(2).save(receipts[-1])
+    a, _, b, other = receipts
+    whole = json.loads(invoke("verify", *files, "--json").stdout)["together"]["mu"]
+    mine = json.loads(invoke("verify", *files, "--receipt", a, "--receipt", b, "--json").stdout)["together"]["mu"]
+    mus = [anyorder.verify(file, receipt=own).receipt.mu for file, own in zip(files, (a, b), strict=True)]
+    assert mine == pytest.approx(math.hypot(*mus))
+    assert mus[0] < mus[1]
+    one = json.loads(invoke("verify", *files, "--receipt", a, "--json").stdout)["together"]["mu"]
+    assert one == pytest.approx(math.hypot(mus[0], plan.mu))
+    assert mine <= one < whole
+    shown = invoke("verify", *files, "--receipt", a, "--receipt", b).stdout
+    assert "the unit: in 1 step" in shown
+    assert "the unit: in 2 steps" in shown
+    refused(invoke("verify", *files, "--receipt", a, "--receipt", other), 1, "NOT verified", "several units")
+    refused(invoke("verify", *files, "--receipt", a, "--receipt", a), 1, "NOT verified", "second one of one run")
+    refused(invoke("verify", files[0], "--receipt", a, "--receipt", b), 2, "one file was given")
+    refused(invoke("verify", files[0], files[0], "--receipt", a), 1, "NOT verified", "one noise key")
+    (third,) = certificates(tmp_path, plan)  # in place of the first, and a run of its own
+    refused(invoke("verify", third, files[1], "--receipt", a), 1, "NOT verified", "none of the certificates")

@@ -66,6 +66,12 @@ def test_a_resumed_ledger_goes_on_to_the_same_bytes(history, tmp_path):
     assert resumed(tmp_path / "copy", marks[3]).digest() == replay(RULE, history[:3]).digest()
 
 
+def put(path, data):
+    """Another file in its place: one that is cut and written again is on the disk before it is closed."""
+    path.unlink(missing_ok=True)
+    path.write_bytes(data)
+
+
 @pytest.mark.parametrize("history", [INTEGERS, NAMES], ids=["integers", "names"])
 def test_a_crash_at_any_byte_leaves_the_marked_steps(history, tmp_path):
     """The file is cut at every byte, or the rest is zeros, as a loss of power leaves it."""
@@ -76,7 +82,7 @@ def test_a_crash_at_any_byte_leaves_the_marked_steps(history, tmp_path):
     digest, path = first.digest(), tmp_path / "x"
     for cut in range(len(data)):
         for torn in (data[:cut], data[:cut] + bytes(len(data) - cut))[: 1 + (cut % 3 == 0)]:
-            path.write_bytes(torn)
+            put(path, torn)
             if torn != data:
                 with pytest.raises(CheckpointError):
                     resumed(path, end)
@@ -98,7 +104,7 @@ def test_altered_swapped_and_missing_files_are_refused(history, tmp_path):
     mark = on_disk(path, history).settle()
     data = path.read_bytes()
     for place in range(len(data)):
-        path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+        put(path, data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
         with pytest.raises(CheckpointError):
             resumed(path, mark)
     path.write_bytes(data)

@@ -89,6 +89,7 @@ def test_without_the_accountant_the_others_are_planned(monkeypatch: pytest.Monke
         raise MissingDependencyError("no dp-accounting")
 
     monkeypatch.setattr("anyorder.accounting.poisson.calibrate_poisson", missing)
+    monkeypatch.setattr(importlib.import_module("anyorder.plan.compare"), "ANY", QUICK)
     found = ao.compare(mechanism="independent", **ASKED)
     assert ("poisson", "no dp-accounting") in found.refused
     assert "fixed" in {row.order for row in found.rows}
@@ -120,10 +121,11 @@ def test_the_cycle_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_a_secret_order_is_fitted_to_its_claim() -> None:
-    found = ao.plan(order="balls-in-bins", **ASKED)
+    asked = {**ASKED, "dataset_size": 80}
+    found = ao.plan(order="balls-in-bins", **asked)
     known = ao.optimize.choose(found.workload, found.participation, epsilon=2.0, delta=1e-5)
     assert found.strategy == known[0].strategy
-    named = ao.plan(order="balls-in-bins", mechanism="blt, 1 buffer", **ASKED)
+    named = ao.plan(order="balls-in-bins", mechanism="blt, 1 buffer", **asked)
     assert named.strategy == ao.optimize.fit(
         "blt", named.workload, named.participation, buffers=1, epsilon=2.0, delta=1e-5
     )

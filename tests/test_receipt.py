@@ -298,6 +298,17 @@ def test_the_root_is_made_of_leaf_nodes_and_claim_each_under_its_own_tag():
     assert sha256(b"\2" + node + claim.encode()).hexdigest() == evidence.certificate.receipt_root
 
 
+@pytest.mark.parametrize(("name", "digest"), [("i", "f23e243958aa7a7b"), ("s", "619fe186a21c2ef6")])
+def test_trees_are_those_of_the_versions_before(name, digest):
+    """A certificate that was given out stands for the same receipts: 20 000 units fill several parts of a level."""
+    numbers = np.random.default_rng(1).integers(-(1 << 62), 1 << 62, 20_000)
+    people = numbers if name == "i" else [f"{i}" for i in range(20_000)]
+    evidence = made(MinSeparation(4, 1), [people[:15_000], people[5_000:], people[:3], []], batch_size=20_000)
+    parts = [evidence.certificate.receipt_root]
+    parts += [f"{r.unit} {r.steps} {r.slot} {r.salt.hex()} {r.path.hex()}" for r in evidence.receipts(people[::1500])]
+    assert sha256("".join(parts).encode()).hexdigest()[:16] == digest
+
+
 def test_streams_are_not_used_for_two_records():
     """A unit that has its salt of an early certificate cannot try leaves of a later one with it."""
     early, late = made(history=[[0, 1], [2, 3]]), made(history=[[0, 1], [2, 3], [0, 1]])

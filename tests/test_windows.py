@@ -32,7 +32,8 @@ def run(code, folder):
     return done.stdout
 
 
-def test_release_ledger_budget_device_and_verify(tmp_path):
+def test_everything_loads_and_works(tmp_path):
+    """Release, ledger, budget, device and verify; then a training and its resume."""
     code = """
     from pathlib import Path
     import numpy as np, anyorder as ao
@@ -58,19 +59,12 @@ def test_release_ledger_budget_device_and_verify(tmp_path):
     from anyorder.app.cli import run
     assert run(["verify", str(folder / "run.privacy.json")]) == 0
     assert run(["budget", str(folder / "people.budget"), "show"]) == 0
-    """
-    assert "verified: this certificate claims" in run(code, tmp_path)
-
-
-def test_a_training_and_its_resume(tmp_path):
-    code = """
-    from pathlib import Path
     from anyorder.app.job import Observer, Settings, resume, train
     class Stop(Observer):
         def stepped(self, step):
             if step > 2:
                 raise KeyboardInterrupt
-    folder = Path(sys.argv[1]) / "run"
+    folder = folder / "trained"
     settings = Settings.of("digits", epsilon=8.0, mechanism="tree", epochs=1, batch_size=480)
     try:
         train(settings, folder, observer=Stop())
@@ -78,4 +72,6 @@ def test_a_training_and_its_resume(tmp_path):
         pass
     print(resume(folder).steps)
     """
-    assert int(run(code, tmp_path).split()[-1]) > 2
+    printed = run(code, tmp_path)
+    assert "verified: this certificate claims" in printed
+    assert int(printed.split()[-1]) > 2

@@ -203,3 +203,43 @@ def test_schedules() -> None:
 def test_bad_arguments_are_named(make, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         make()
+
+
+def test_stages_are_what_torch_does_with_their_settings() -> None:
+    course = W.stages([
+        W.Stage(steps=4, rate=3.0, only_last=True),
+        W.Stage(steps=5, momentum=0.9, rate=0.5, schedule=(1, 0.8, 0.6, 0.4, 0.2), own_parameters=True),
+        W.Stage(steps=3, rate=0.5),
+        W.Stage(steps=4, momentum=0.5, rate=0.2),
+    ])  # fmt: skip
+    rng = np.random.default_rng(0)
+    gradients = rng.standard_normal((course.n, 2))
+    expected = []
+    for start, end in course.blocks:
+        theta = torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))
+        optimizer = torch.optim.SGD([theta], lr=1.0)
+        largest = max(course.settings(t)["lr"] for t in range(start, end))
+        for t in range(start, end):
+            optimizer.param_groups[0].update(course.settings(t))
+            theta.grad = torch.tensor(gradients[t])
+            optimizer.step()
+            expected.append(-theta.detach().numpy() / largest)
+    np.testing.assert_allclose(course.apply(gradients), course.weights[:, None] * np.array(expected), atol=1e-12)
+    A = course.matrix()
+    np.testing.assert_allclose(course.apply_transposed(gradients), A.T @ gradients, atol=1e-12)
+    M, N = course.recurrence()
+    state, rows = np.zeros((2, course.n)), []
+    for t in range(course.n):
+        state = M[t] @ state + np.outer(N[t], np.eye(course.n)[t])
+        rows.append(course.weights[t] * state[1])
+    np.testing.assert_allclose(rows, A, atol=1e-12)
+    for start, end in course.blocks:  # no block pays for another
+        k = end - start
+        assert np.square(A[start:end]).sum() / k**2 == pytest.approx(np.square(A[4:]).sum() / 12**2)
+    for one in (course, W.weighted(course, np.arange(16.0))):
+        assert W.from_dict(json.loads(json.dumps(one.to_dict()))) == one
+    with pytest.raises(ArgumentError, match="number of steps of all stages"):
+        W.from_dict({**course.to_dict(), "n": 15})
+    for bad in ([], [3]):
+        with pytest.raises(ArgumentError, match="stages must be"):
+            W.stages(bad)

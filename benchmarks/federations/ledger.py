@@ -5,6 +5,9 @@ resume ..     seconds until a new process knows who may take part, everything ch
 memory ..     largest resident size of the process that wrote, or of the one that resumed, with Python and NumPy, MB
 file ..       bytes of the file for each participation
 
+In memory, without a peer: a step of 32 and of 512 units by how many were seen (0 .. N - 1; spread over 2^62; names),
+the bytes that the record keeps for each of these beside the history, and the tree of their receipts.
+
 SQLite: one table (user, step) without row ids, primary key (user, step), write-ahead log; one query for the cohort's
 last steps and counts, and one transaction, a round. It keeps no hash of the history. The ratio is SQLite / ours.
 """
@@ -14,16 +17,20 @@ import resource
 import sqlite3
 import tempfile
 import time
+import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from anyorder.ledger import Ledger, Mark
+import anyorder as ao
+from anyorder.ledger import Ledger, Mark, replay
 from anyorder.participation import MinSeparation
+from anyorder.plan.certificate import Evidence
 from benchmarks._report import Row
 
 COHORT = 6500
@@ -153,6 +160,51 @@ def rows(quick: bool) -> Iterator[Row]:
         yield _row("memory", f"to resume, {of}", back.memory, their_back.memory, "MB")
         each = 1 / (size.rounds * COHORT)
         yield _row("file", of, wrote.bytes * each, theirs.bytes * each, "bytes")
+
+    for units in (1000, 100_000) if quick else (1000, 100_000, 1_000_000):
+        for kind in ("small numbers", "spread", "names"):
+            yield from _in_memory(units, kind)
+    yield from _receipts(20_000 if quick else 1_000_000)
+
+
+def _in_memory(units: int, kind: str) -> Iterator[Row]:
+    """Microseconds a step, and bytes a unit."""
+    random, made = np.random.default_rng(0), np.arange(units)
+    ids = np.unique(random.integers(0, 1 << 62, units)) if kind == "spread" else made
+    known: Any = [f"device-{i:08x}" for i in made.tolist()] if kind == "names" else ids
+    ledger = Ledger(MinSeparation(10_000, b=1))
+    ledger._is_string = kind == "names"
+    tracemalloc.start()
+    for start in range(0, len(ids), COHORT):
+        ledger._seen.add(-1, known[start : start + COHORT])
+    kept = tracemalloc.get_traced_memory()[0] / len(ids)
+    tracemalloc.stop()
+    for batch in (32, 512):
+        times = []
+        for _ in range(300):
+            places = np.unique(random.integers(0, len(ids), batch))
+            step = [known[i] for i in places] if kind == "names" else known[places]
+            begin = time.perf_counter()
+            ledger.record(ledger.step, ledger.check(ledger.step, step))
+            times.append(time.perf_counter() - begin)
+        yield Row(f"a step of {batch} among {units}, {kind}", 1e6 * median(times), None, None, "us")
+    yield Row(f"kept for each of {units}, {kind}", kept, None, None, "bytes")
+
+
+def _receipts(units: int) -> Iterator[Row]:
+    """Seconds of processor time for the tree, then for one receipt and for a thousand."""
+    plan = ao.plan(
+        batch_size=COHORT, order=MinSeparation(units // COHORT + 1, 1), epsilon=8, delta=1e-8, mechanism="independent"
+    )
+    history = [np.arange(start, min(start + COHORT, units)) for start in range(0, units, COHORT)]
+    evidence = Evidence(plan, replay(plan.participation, history), "f" * 32, bytes(32))
+    for name, work in (
+        ("certificate", lambda: evidence.certificate), ("first receipt", lambda: evidence.receipt(0)),
+        ("another receipt", lambda: evidence.receipt(1)), ("1000 receipts", lambda: evidence.receipts(range(1000))),
+    ):  # fmt: skip
+        begin = time.process_time()
+        work()
+        yield Row(f"{name}, {units} units", time.process_time() - begin, None, None, "s")
 
 
 def _row(what: str, of: str, mine: float, theirs: float, unit: str) -> Row:

@@ -27,17 +27,37 @@ class Block(nn.Module):
 
 
 class Gpt(nn.Module):
-    """4 blocks of width 256, 1000 tokens."""
+    """4 blocks of width 256."""
 
-    def __init__(self) -> None:
+    def __init__(self, words: int = 1000, length: int = 64) -> None:
         super().__init__()
-        self.tokens, self.positions = nn.Embedding(1000, 256), nn.Embedding(64, 256)
+        self.tokens, self.positions = nn.Embedding(words, 256), nn.Embedding(length, 256)
         self.blocks, self.norm = nn.Sequential(*(Block(256, 4) for _ in range(4))), nn.LayerNorm(256)
-        self.head = nn.Linear(256, 1000, bias=False)
+        self.head = nn.Linear(256, words, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         places = torch.arange(x.shape[1]).expand_as(x).contiguous()  # one that Opacus can view
         return self.head(self.norm(self.blocks(self.tokens(x) + self.positions(places))))
+
+
+class Adapted(nn.Module):
+    """A linear layer that stands still, and a product of rank 8 beside it, which is trained."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.layer, self.down = layer, nn.Linear(layer.in_features, 8, bias=False)
+        self.up = nn.Linear(8, layer.out_features, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) + self.up(self.down(x))
+
+
+def adapted_gpt() -> nn.Module:
+    """A GPT of 10 000 words and 128 places, of which adapters of the attention alone are trained (LoRA)."""
+    model = Gpt(10_000, 128).requires_grad_(False)
+    for block in model.blocks:
+        block.qkv, block.out = Adapted(block.qkv), Adapted(block.out)  # type: ignore[assignment,arg-type]
+    return model
 
 
 class Lstm(nn.Module):
@@ -123,6 +143,8 @@ def case(name: str, opacus: bool) -> tuple[nn.Module, Tensor, Tensor]:
             return cifar_cnn(), torch.randn(500, 3, 32, 32), torch.randint(10, (500,))
         case "gpt":
             return Gpt(), torch.randint(1000, (32, 64)), torch.randint(1000, (32, 64))
+        case "lora":
+            return adapted_gpt(), torch.randint(10_000, (8, 128)), torch.randint(10_000, (8, 128))
         case "lstm-16" | "lstm-64":
             size = int(name.split("-")[1])
             return Lstm(lstm), torch.randint(10004, (size, 20)), torch.randint(10004, (size, 20))

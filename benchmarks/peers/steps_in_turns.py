@@ -1,61 +1,65 @@
-"""Private and plain training steps of one model, in turns in one process; prints JSON. Needs torch, and this package.
+"""Training steps of one model by one method, some at a time, for a caller who lets several methods take turns.
 
-    python steps_in_turns.py MODEL REPEATS
+    python steps_in_turns.py MODEL METHOD STEPS ROUNDS
 
-From the loader to the end of `optimizer.step()`, by the clock, on one thread. The two take turns step by step, so that
-what else the machine does meets both; medians are told, and the median of the steps' ratios.
+A line on standard input asks for STEPS further steps; the answer is a line of JSON: the median of their times in
+seconds by the clock, on one thread, from the loader to the end of `optimizer.step()`; that of the very first step; and
+the process's peak memory in MiB so far. METHOD: see `training_step`. Needs torch, and the method.
 """
 
 import json
+import resource
 import sys
 import time
 from collections.abc import Iterator
+from itertools import islice
 from statistics import median
 from typing import Any
 
 import torch
-from step_models import case, losses
+from step_models import case
 from torch import nn
 from torch.utils.data import DataLoader
-from training_step import Batches
+from training_step import Batches, loss_of, made_private
 
-WARM = 10
+WARM = 6  # steps before those that count: ours has captured its program
 
 
 def main() -> None:
-    """Measure and print."""
-    name, repeats = sys.argv[1], int(sys.argv[2])
+    """Answer each line."""
+    name, method, steps, rounds = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     torch.set_num_threads(1)
-    plain, ours = _steps(name, repeats, private=False), _steps(name, repeats, private=True)
-    pairs = list(zip(plain, ours, strict=True))[WARM:]
-    times = [median(one) for one in zip(*pairs, strict=True)]
-    print(json.dumps({"plain": times[0], "ours": times[1], "over": median(b / a for a, b in pairs)}))
-
-
-def _steps(name: str, repeats: int, *, private: bool) -> Iterator[float]:
-    """Seconds of each step."""
     torch.manual_seed(0)
-    model, x, y = case(name, opacus=False)
-    data = Batches(x, y, WARM + repeats)
+    model, x, y = case(name, opacus=method in ("hooks", "ghost"))
+    data = Batches(x, y, WARM + steps * rounds)
     loader: Any = DataLoader(data, batch_size=len(x), shuffle=True, collate_fn=_as_it_is)
-    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.01)
-    if private:
-        model, optimizer, loader = _private(model, optimizer, loader)
-    batches = iter(loader)
-    for _ in range(WARM + repeats):
-        start = time.perf_counter()
-        inputs, targets = next(batches)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer: Any = torch.optim.SGD(trained, lr=0.01)
+    model, optimizer, criterion, loader = made_private(method, model, optimizer, loader)
+    times = _times(model, optimizer, criterion, loader)
+    first = next(times)
+    for _ in islice(times, WARM - 1):
+        pass
+    for _ in sys.stdin:
+        own = median(islice(times, steps))
+        print(json.dumps({"step": own, "first": first, "mib": _resident()}), flush=True)
+
+
+def _times(model: nn.Module, optimizer: Any, criterion: Any, loader: Any) -> Iterator[float]:
+    """Seconds of each step."""
+    start = time.perf_counter()
+    for x, y in loader:
         optimizer.zero_grad()
-        losses(model(inputs), targets).mean().backward()
+        loss_of(model(x), y, criterion).backward()
         optimizer.step()
-        yield time.perf_counter() - start
+        now = time.perf_counter()
+        yield now - start
+        start = time.perf_counter()  # what the caller waits for in between is no part of a step
 
 
-def _private(model: nn.Module, optimizer: Any, loader: Any) -> tuple[Any, Any, Any]:
-    import anyorder as ao
-
-    plan = ao.plan(loader=loader, epochs=1, epsilon=8.0, delta=1e-5, mechanism="independent")
-    return ao.PrivacyEngine(plan).make_private(model, optimizer, loader)
+def _resident() -> float:
+    """The most memory that the process ever had, in MiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
 
 
 def _as_it_is(batch: Any) -> Any:

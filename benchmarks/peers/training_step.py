@@ -45,13 +45,8 @@ def main() -> None:
     data = Batches(x, y, WARM + repeats)
     loader = DataLoader(data, batch_size=len(x), shuffle=True, collate_fn=_as_it_is)
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.01)
-    criterion: Any = nn.CrossEntropyLoss()
-    match method:
-        case "ours" | "blt":
-            model, optimizer, loader = _ours(model, optimizer, loader, method)
-        case "hooks" | "ghost":
-            model, optimizer, criterion, loader = _opacus(model, optimizer, loader, criterion, method)
-    used = sorted(list(_times(model, optimizer, loader, criterion if method == "ghost" else None))[WARM:])
+    model, optimizer, criterion, loader = made_private(method, model, optimizer, loader)
+    used = sorted(list(_times(model, optimizer, loader, criterion))[WARM:])
     print(json.dumps({"cpu": used[len(used) // 2]}))
 
 
@@ -60,14 +55,26 @@ def _times(model: Any, optimizer: Any, loader: Any, criterion: Any) -> Iterator[
     start = time.process_time()
     for x, y in loader:
         optimizer.zero_grad()
-        out = model(x)
-        # Opacus's fast gradient clipping has a criterion of its own, of one loss for each example.
-        loss = losses(out, y).mean() if criterion is None else criterion(out, y)
-        loss.backward()
+        loss_of(model(x), y, criterion).backward()
         optimizer.step()
         now = time.process_time()
         yield now - start
         start = now
+
+
+def loss_of(out: Tensor, y: Tensor, criterion: Any) -> Any:
+    """The mean loss; Opacus's fast gradient clipping has a criterion of its own, of one loss for each example."""
+    return losses(out, y).mean() if criterion is None else criterion(out, y)
+
+
+def made_private(method: str, model: nn.Module, optimizer: Any, loader: Any) -> tuple[Any, Any, Any, Any]:
+    """Model, optimizer, criterion (None: torch's) and loader of a method."""
+    match method:
+        case "ours" | "blt":
+            model, optimizer, loader = _ours(model, optimizer, loader, method)
+        case "hooks" | "ghost":
+            return _opacus(model, optimizer, loader, method)
+    return model, optimizer, None, loader
 
 
 def _as_it_is(batch: Any) -> Any:
@@ -84,7 +91,7 @@ def _ours(model: nn.Module, optimizer: Any, loader: Any, method: str) -> tuple[A
     return ao.PrivacyEngine(plan).make_private(model, optimizer, loader)
 
 
-def _opacus(model: nn.Module, optimizer: Any, loader: Any, criterion: Any, method: str) -> tuple[Any, Any, Any, Any]:
+def _opacus(model: nn.Module, optimizer: Any, loader: Any, method: str) -> tuple[Any, Any, Any, Any]:
     from opacus import PrivacyEngine
 
     mode = {"grad_sample_mode": "ghost", "criterion": _Loss()} if method == "ghost" else {}
@@ -96,7 +103,7 @@ def _opacus(model: nn.Module, optimizer: Any, loader: Any, criterion: Any, metho
         private, optimizer, criterion, loader = made
         return private, optimizer, criterion, loader
     private, optimizer, loader = made
-    return private, optimizer, criterion, loader
+    return private, optimizer, None, loader
 
 
 class _Loss(nn.Module):

@@ -19,8 +19,6 @@ HIGHER = {
     ("blt_opt_max_n256_buf4", "optimum: max_rmse"): 1e-4,
     ("n1000_k10_b100: BLT4_mean", "optimum: rmse"): 5e-6,
     ("n1000_k10_b100: BLT5_mean", "optimum: rmse"): 5e-6,
-    ("cifar_2000_k20_b100: BLT4_max", "optimum: max"): 3e-5,
-    ("so_2052_k6_b342: BLT4_max", "optimum: max"): 5e-4,
     ("single_1024: BLT4_mean", "optimum: rmse"): 2e-4,
     ("BLT over the optimum, n=1000", "5 buffers"): 5e-5,
 }
@@ -86,7 +84,7 @@ def test_most_are_equal(source: Source, found: list[Value]) -> None:
     counts = Counter(value.verdict for value in found)
     least = {
         "jax_privacy": 455, "google-research/federated": 40, "DP-FTRL and tree accountants": 200, "Dense optima": 15,
-        "Independent computations": 600, "Literature and tests": 20,
+        "Independent computations": 570, "Literature and tests": 20,
     }  # fmt: skip
     assert counts["equal"] >= least[source.title]
 

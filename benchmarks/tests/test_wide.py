@@ -67,7 +67,7 @@ def test_batches_come_as_they_are():
     assert [batch.tolist() for batch in found] == ids.tolist()
 
 
-@pytest.mark.parametrize("name", ["none", "dense", "counts", "lazy-blt", "lazy-tree"])
+@pytest.mark.parametrize("name", ["none", "dense", "counts", "lazy-blt"])
 def test_every_way_has_the_same_budget_and_trains(corpus, name):
     amount = {"counts": 1.0, "top": 5}.get(sparse.WAYS[name].selection, 0)
     found = sparse.trained(corpus, TINY, name, 1.0, 0, amount)

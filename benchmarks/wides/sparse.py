@@ -107,18 +107,18 @@ def plan_of(way: Way, size: Size, pairs: int, amount: float) -> ao.Plan:
 class Examples(Dataset[Tensor]):
     """Rows of a tensor, a batch at a time."""
 
-    def __init__(self, rows: Tensor) -> None:
-        self.rows = rows
+    def __init__(self, pairs: Tensor) -> None:
+        self.pairs = pairs
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.pairs)
 
     def __getitem__(self, index: int) -> Tensor:
-        return self.rows[index]
+        return self.pairs[index]
 
     def __getitems__(self, indices: list[int]) -> Tensor:
         """One batch: the loader asks for whole ones."""
-        return self.rows[indices]
+        return self.pairs[indices]
 
 
 def _collate(batch: Any) -> Tensor:

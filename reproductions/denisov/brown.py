@@ -26,7 +26,7 @@ from anyorder.strategy import Dense, Strategy, Tree
 from anyorder.strategy.dense import fit_dense
 from anyorder.workload import Workload
 from reproductions import _runs
-from reproductions._claims import Claim, Run, judged
+from reproductions._claims import Claim, Power, Run
 
 RUNS = Path(__file__).parents[1] / "results" / "denisov2022_runs.jsonl"
 FOLDER = os.environ.get("ANYORDER_BROWN", "brown")
@@ -179,48 +179,57 @@ def claims(
     common: dict[str, Any] = {"place": "Fig. 3", "value": value, "seeds": seeds}
     means = {name: mean(found) for name, found in got.items()}
     matrix = (PREFIX, OWN)
+
+    def power(*pairs: tuple[str, str]) -> Power:
+        """Of better and worse."""
+        return Power([[100 * (a - b) for a, b in zip(got[x], got[y], strict=True)] for x, y in pairs], 0.5)
+
     yield Claim(
         **common,
         statement=f"{at}: with constant rates both optimal factorisations beat Honaker online (DP-FTRL)",
         theirs="significantly, at every epsilon",
         ours="; ".join(f"{name} {told(got[name])} %" for name in (ONLINE, *matrix)),
-        verdict=judged(all(apart(got[name], got[ONLINE]) for name in matrix), scaled=True),
-        why=f"{SCALED}. Beaten means by two standard errors of the difference between the same seeds",
+        verdict=power((OWN, ONLINE), (PREFIX, ONLINE)).verdict(),
+        why=power((OWN, ONLINE), (PREFIX, ONLINE)).told() + SCALED,
     )
     yield Claim(
         **common,
         statement=f"{at}: Honaker full beats Honaker online",
         theirs="above it at every epsilon",
         ours=f"{told(got[FULL])} % against {told(got[ONLINE])} %, {gained(got[FULL], got[ONLINE])}",
-        verdict=judged(apart(got[FULL], got[ONLINE]), scaled=True),
-        why=reason(apart(got[FULL], got[ONLINE])),
+        verdict=power((FULL, ONLINE)).verdict(),
+        why=power((FULL, ONLINE)).told() + SCALED,
     )
     yield Claim(
         **common,
         statement=f"{at}: the factorisation made for momentum beats that of prefix sums with momentum after it",
         theirs="improved performance",
         ours=f"{told(got[OWN])} % against {told(got[PREFIX])} %, {gained(got[OWN], got[PREFIX])}",
-        verdict=judged(apart(got[OWN], got[PREFIX]), scaled=True),
-        why=reason(apart(got[OWN], got[PREFIX])),
+        verdict=power((OWN, PREFIX)).verdict(),
+        why=power((OWN, PREFIX)).told() + SCALED,
     )
     yield Claim(
         **common,
         statement=f"{at}: a cooldown of the learning rate in the mechanism improves further",
         theirs="added improvements",
         ours=f"{told(got[COOLED])} % against {told(got[OWN])} %, {gained(got[COOLED], got[OWN])}",
-        verdict=judged(apart(got[COOLED], got[OWN]), scaled=True),
-        why=reason(apart(got[COOLED], got[OWN])),
+        verdict=power((COOLED, OWN)).verdict(),
+        why=power((COOLED, OWN)).told() + SCALED,
     )
     best = max((PREFIX, OWN, COOLED), key=means.__getitem__)
     closed = (means[best] - means[ONLINE]) / (mean(ceiling) - means[ONLINE])
+    share = Power(
+        [[100 * (a - b - 2 / 3 * (c - b)) for a, b, c in zip(got[best], got[ONLINE], ceiling, strict=False)]],
+        0.5,
+    )
     yield Claim(
         **{**common, "value": {**value, "closed": closed}},
         statement=f"{at}: together they close two thirds of the gap between DP-FTRL and training without noise",
         theirs="more than 2/3",
         ours=f"{100 * closed:.0f} %: {told(got[ONLINE])} % to {told(got[best])} % ({best}); {told(ceiling)} % without "
         "noise",
-        verdict=judged(closed >= 2 / 3, scaled=True),
-        why=f"{SCALED}; their larger cohorts are not part of it here",
+        verdict=share.verdict(),
+        why=f"{share.told()}{SCALED}; their larger cohorts are not part of it here",
     )
 
 
@@ -229,15 +238,3 @@ def gained(better: list[float], worse: list[float]) -> str:
     found = [100 * (b - w) for b, w in zip(better, worse, strict=True)]
     error = stdev(found) / len(found) ** 0.5 if len(found) > 1 else 0.0
     return f"{mean(found):+.2f} points, standard error {error:.2f}"
-
-
-def reason(holds: bool) -> str:
-    """A difference that these few seeds do not tell from none is no success, and no proof of the contrary."""
-    return SCALED if holds else f"the difference is within two standard errors of so few seeds. {SCALED}"
-
-
-def apart(better: list[float], worse: list[float]) -> bool:
-    """Whether the mean difference of the same seeds is above two of its standard errors, and above 0."""
-    found = [b - w for b, w in zip(better, worse, strict=True)]
-    error = stdev(found) / len(found) ** 0.5 if len(found) > 1 else 0.0
-    return mean(found) > 2 * error

@@ -24,7 +24,7 @@ from anyorder.federated import LocalTraining, Server
 from anyorder.participation import SingleEpoch
 from reproductions import _runs
 from reproductions._claims import RESULTS as OURS
-from reproductions._claims import Claim, Curves, Run, judged
+from reproductions._claims import Claim, Curves, Power, Run
 
 RUNS = OURS / "kairouz2021_text_runs.jsonl"
 MEASURED = "python -m benchmarks.federated --only words"
@@ -56,16 +56,20 @@ def fig2a(run: Run) -> Iterator[Claim]:
     names = {"tree": "DP-FTRLM", "poisson": "DP-SGDM", "independent": "DP-SGDM (no amplification)"}
     curves = {title: [(e, round(table[name, e], 2)) for e in (2.0, 8.0)] for name, title in names.items()}
     common: dict[str, Any] = {"seeds": tuple(seeds), "measured": MEASURED, "why": SCALED}
+
+    def power(one: str, other: str) -> Power:
+        return Power([[runs[one, e][s] - runs[other, e][s] for s in seeds] for e in (2.0, 8.0)], 0.5)
+
     same = [e for e in (2.0, 8.0) if _is_level([runs["poisson", e][s] - runs["independent", e][s] for s in seeds])]
     yield Claim(
         place="Figure 2(a)",
         statement="Text: DP-FTRLM is above DP-SGDM without amplification",
         theirs="at every epsilon",
         ours=", ".join(f"{a:+.2f}" for a in above) + " points at epsilon 2, 8",
-        verdict=judged(min(above) > 0, scaled=True),
+        verdict=power("tree", "independent").verdict(),
         value=above,
         curves=Curves("epsilon (delta 1e-4)", "words right (%)", curves, log="x"),
-        **common,
+        **{**common, "why": power("tree", "independent").told() + SCALED},
     )
     level = (
         f"Level with it, within two standard errors, at epsilon {', '.join(f'{e:g}' for e in same)}. " if same else ""
@@ -75,10 +79,12 @@ def fig2a(run: Run) -> Iterator[Claim]:
         statement="Text: DP-SGDM without amplification never matches amplified DP-SGDM",
         theirs="never",
         ours=", ".join(f"{a:+.2f}" for a in under) + " points between them at epsilon 2, 8",
-        verdict=judged(not same, scaled=True),
+        verdict=power("poisson", "independent").verdict(),
         value=under,
-        **{**common, "why": level + SCALED},
+        **{**common, "why": power("poisson", "independent").told() + level + SCALED},
     )
+    low, high = power("tree", "poisson").differences
+    crossing = Power([[-x for x in low], high], 0.5)
     yield Claim(
         place="Table 4 and Figure 10",
         statement=(
@@ -86,9 +92,9 @@ def fig2a(run: Run) -> Iterator[Claim]:
         ),
         theirs="+2.4, +1.9, +0.6, +0.1, -0.6 points at epsilon 18, 7.5, 3.9, 2.4, 1.6",
         ours=", ".join(f"{a:+.2f}" for a in lead) + " points at epsilon 2, 8",
-        verdict=judged(lead[0] < 0 < lead[1], scaled=True),
+        verdict=crossing.verdict(),
         value=lead,
-        **common,
+        **{**common, "why": crossing.told() + SCALED},
     )
 
 
@@ -96,18 +102,20 @@ def momentum(run: Run) -> Iterator[Claim]:
     """Table 3 and Figure 5: FTRL with momentum 0.9 and without, vanilla tree; one seed each where one is asked for."""
     for epsilon, theirs in ((None, "+4.0 points (25.15, 21.12)"), (8.0, "+3.4 points (18.86, 15.46)")):
         rates = ((3.0, 10.0), (3.0, 10.0, 30.0)) if epsilon is None else ((1.0, 3.0), (1.0, 3.0, 10.0))
-        fast, slow = (
-            max(mean(right(epsilon, lr, m, "vanilla", seed) for seed in run.seeds) for lr in tried)
+        quick, late = (
+            max(([right(epsilon, lr, m, "vanilla", seed) for seed in run.seeds] for lr in tried), key=mean)
             for m, tried in zip((0.9, 0.0), rates, strict=True)
         )
+        fast, slow = mean(quick), mean(late)
+        power = Power([[a - b for a, b in zip(quick, late, strict=True)]], 0.5)
         level = "without noise" if epsilon is None else f"at epsilon {epsilon:g}"
         yield Claim(
             place="Table 3 and Figure 5",
             statement=f"Text {level}: DP-FTRLM is above DP-FTRL",
             theirs=theirs,
             ours=f"{fast - slow:+.1f} points ({fast:.1f}, {slow:.1f})",
-            verdict=judged(fast > slow, scaled=True),
-            why=f"{SCALED} Two server rates with momentum, three without, vanilla tree.",
+            verdict=power.verdict(),
+            why=f"{power.told()}{SCALED} Two server rates with momentum, three without, vanilla tree.",
             value=[fast, slow],
             seeds=run.seeds,
             seconds=spent(),
@@ -116,20 +124,22 @@ def momentum(run: Run) -> Iterator[Claim]:
 
 def estimator(run: Run) -> Iterator[Claim]:
     """Figure 7(a)."""
-    gains = []
+    gains, by_seed = [], []
     for epsilon, rates in ((2.0, (0.3, 1.0)), (8.0, (1.0, 3.0))):
         better, plain = (
-            max(mean(right(epsilon, lr, 0.9, name, seed) for seed in run.seeds) for lr in rates)
+            max(([right(epsilon, lr, 0.9, name, seed) for seed in run.seeds] for lr in rates), key=mean)
             for name in ("online", "vanilla")
         )
-        gains.append(better - plain)
+        by_seed.append([a - b for a, b in zip(better, plain, strict=True)])
+        gains.append(mean(by_seed[-1]))
+    power = Power(by_seed, 0.5)
     yield Claim(
         place="Figure 7",
         statement="Text: efficient tree aggregation is above the vanilla one",
         theirs="at every epsilon",
         ours=", ".join(f"{gain:+.2f}" for gain in gains) + " points at epsilon 2, 8",
-        verdict=judged(min(gains) > 0, scaled=True),
-        why=f"{SCALED} Two server rates each.",
+        verdict=power.verdict(),
+        why=f"{power.told()}{SCALED} Two server rates each.",
         value=gains,
         seeds=run.seeds,
         seconds=spent(),

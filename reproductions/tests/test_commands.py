@@ -70,11 +70,11 @@ def test_pages_are_those_of_the_results():
 
 
 def test_what_fails_has_its_reason_beside_it():
-    fails = [row.claim for paper in PAPERS for row in _claims.results(paper) if row.claim.verdict == "fails"]
-    lines = [line for line in (_page.DOCS / "index.md").read_text().splitlines() if "| **fails** |" in line]
+    fails = [row.claim for paper in PAPERS for row in _claims.results(paper) if row.claim.verdict.startswith("fails")]
+    lines = [line for line in (_page.DOCS / "index.md").read_text().splitlines() if "| **fails" in line]
     assert len(lines) == len(fails) > 40
     for line, claim in zip(lines, fails, strict=True):
-        told = line.split("| **fails** | ")[1].removesuffix(f" | `{claim.command}` |")
+        told = line.split(f"| **{claim.verdict}** | ")[1].removesuffix(f" | `{claim.command}` |")
         assert told.startswith(claim.ours.rstrip(".").replace("|", "\\|"))
         assert len(told) > len(claim.ours) + 10, f"{claim.place}: no reason"
 
@@ -96,7 +96,7 @@ def test_the_cheap_figures_come_to_the_verdicts_that_are_kept(paper):
     for figure in chosen_figures(paper, []):
         for row in _claims.found(paper, figure, _claims.Run(quick=True)):
             before = kept[row.claim.place, row.claim.statement]
-            assert (row.claim.verdict == "fails") == (before == "fails"), row.claim
+            assert row.claim.verdict.split(",")[0] == before.split(",")[0], row.claim
             assert (row.claim.verdict == "not tried") == (before == "not tried"), row.claim
 
 

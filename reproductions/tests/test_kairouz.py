@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from reproductions._claims import Run
+from reproductions import _runs
+from reproductions._claims import Power, Run
 from reproductions.kairouz import accuracies, goals, images, theorems
 from torch.nn import functional
 
@@ -71,12 +72,12 @@ def test_a_search_goes_uphill(monkeypatch):
 
 
 def test_a_claim_fails_where_one_epsilon_does():
-    table = {"a": {2.0: images.Best(1, [80.0]), 8.0: images.Best(1, [90.0])},
-             "b": {2.0: images.Best(1, [81.0]), 8.0: images.Best(1, [85.0])}}  # fmt: skip
-    claim = accuracies.compared("p", "s", "t", table, "a", "b", lambda d: d > 0, Run())
-    assert claim.verdict == "fails"
+    table = {"a": {2.0: images.Best(1, [80.0, 80.1]), 8.0: images.Best(1, [90.0, 90.1])},
+             "b": {2.0: images.Best(1, [81.0, 81.1]), 8.0: images.Best(1, [85.0, 85.1])}}  # fmt: skip
+    claim = accuracies.compared("p", "s", "t", table, "a", "b", lambda d: d, Run())
+    assert claim.verdict == "fails, scaled down"
     assert claim.why.startswith("Not at epsilon 2.")
-    assert accuracies.compared("p", "s", "t", table, "a", "b", lambda d: d > -2, Run()).verdict == "holds, scaled down"
+    assert accuracies.compared("p", "s", "t", table, "a", "b", lambda d: d + 2, Run()).verdict == "holds, scaled down"
 
 
 def test_algorithm_3_by_hand():
@@ -102,3 +103,30 @@ def test_restarted_trees_are_counted_as_published_code_does():
         trees = entry["steps_list"] if isinstance(entry["steps_list"], list) else [entry["steps_list"]]
         mu = math.sqrt(sum(goals.levels(steps) for steps in trees)) / entry["noise_multiplier"]
         assert gdp_epsilon(mu, entry["delta"], "rdp") == pytest.approx(entry["epsilon"], rel=0.01)
+
+
+def test_a_verdict_is_the_same_rule_for_successes_and_misses():
+    clear, level, few = [2.0, 2.1, 1.9], [0.9, -1.1, 0.3], [2.0]
+    known = [0.01, -0.02, 0.0]
+    for task, words in (("theirs", ""), ("smaller", ", scaled down")):
+        assert Power([clear, clear], 0.5, task).verdict() == "holds" + words
+        assert Power([clear, [-x for x in clear]], 0.5, task).verdict() == "fails" + words
+        assert Power([clear, known], 0.5, task).verdict() == "fails" + words  # known to be less than matters
+        for one in (level, few, [-x for x in level], [-x for x in few]):
+            assert Power([clear, one], 0.5, task).verdict() == "undecided"
+    for one in (clear, [-x for x in clear]):
+        assert Power([one], 0.5, "other").verdict() == "undecided"
+    assert "3 seeds, differences known to within 0.25 points (95 %), 0.5 matter" in Power([clear], 0.5).told()
+
+
+def test_fresh_leaves_out_what_other_processes_ran(tmp_path, monkeypatch):
+    file = tmp_path / "runs.jsonl"
+    _runs.keep(file, {"run": 1})
+    monkeypatch.setattr(_runs, "_OLD", {})
+    monkeypatch.setattr(_runs, "READ", set())
+    assert _runs.kept(file) == [{"run": 1}]
+    assert {"runs.jsonl"} == _runs.READ
+    monkeypatch.setattr(_runs, "FRESH", True)
+    assert _runs.kept(file) == []
+    _runs.keep(file, {"run": 2})
+    assert _runs.kept(file) == [{"run": 2}]

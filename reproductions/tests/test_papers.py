@@ -33,13 +33,13 @@ def test_an_optimum_that_is_none_is_told(monkeypatch):
     assert verdict(errors.figure1(QUICK), "total squared error") == "holds, scaled down"
     monkeypatch.setattr(errors, "optimal", lambda workload: Tree(workload.n, "full"))
     found = list(errors.figure1(QUICK))
-    assert verdict(found, "total squared error") == "fails"
-    assert verdict(found, "the optimal factorisation removes") == "fails"
+    assert verdict(found, "total squared error").startswith("fails")
+    assert verdict(found, "the optimal factorisation removes").startswith("fails")
 
 
 def test_a_short_form_that_loses_the_gain_is_told(monkeypatch):
     monkeypatch.setattr(errors.BandedLowRank, "approximate", lambda strategy, **sizes: Tree(strategy.n, "full"))
-    assert verdict([errors.row(64, 3, 3)], "n = 64") == "fails"
+    assert verdict([errors.row(64, 3, 3)], "n = 64").startswith("fails")
 
 
 @pytest.mark.parametrize(("field", "factor"), [("bound", 1.01), ("loss", 1.01), ("X", 1.01)])
@@ -76,7 +76,7 @@ def test_the_fixed_point_is_that_of_the_theorem():
 def test_too_small_an_epsilon_is_told(monkeypatch):
     assert {claim.verdict for claim in privacy.epsilons(QUICK)} == {"holds"}
     monkeypatch.setitem(privacy.PRINTED, 0.341, 17.0)
-    assert verdict(privacy.epsilons(QUICK), "epsilons that the noise") == "fails"
+    assert verdict(privacy.epsilons(QUICK), "epsilons that the noise").startswith("fails")
 
 
 def test_noise_that_is_no_gaussian_factorisation_is_told(monkeypatch):
@@ -86,7 +86,7 @@ def test_noise_that_is_no_gaussian_factorisation_is_told(monkeypatch):
     monkeypatch.setattr(privacy, "tree_rows", lambda n: 1.5 * rows(n))
     assert verdict(privacy.identities(QUICK), "Honaker's estimators") == "holds"  # a factor is in both
     monkeypatch.setattr(privacy, "tree_rows", lambda n: rows(n)[:-1])
-    assert verdict(privacy.identities(QUICK), "Honaker's estimators") == "fails"
+    assert verdict(privacy.identities(QUICK), "Honaker's estimators").startswith("fails")
 
 
 def test_tree_rows_are_those_of_the_package():
@@ -112,14 +112,7 @@ def accuracies(**moved):
 def test_accuracies_decide(start, moved):
     ceiling = [0.17, 0.171, 0.169]
     assert verdict(brown.claims(8.0, accuracies(), ceiling, (0, 1, 2)), start) == "holds, scaled down"
-    assert verdict(brown.claims(8.0, accuracies(**moved), ceiling, (0, 1, 2)), start) == "fails"
-
-
-def test_a_difference_within_its_error_is_none():
-    assert not brown.apart([0.16, 0.17, 0.15], [0.159, 0.171, 0.148])
-
-
-# -- Zhang et al. ------------------------------------------------------------------------------------------------------
+    assert verdict(brown.claims(8.0, accuracies(**moved), ceiling, (0, 1, 2)), start).startswith("fails")
 
 
 def planted(change):
@@ -138,7 +131,7 @@ def test_sparse_runs_that_are_better_turn_the_verdict():
     found = list(experiment.judge(planted(better)))
     assert verdict(found, "the sparse algorithms are much better") == "holds"
     assert verdict(found, "the exponential mechanism is slightly better") == "holds"
-    assert verdict(found, "training without privacy has the best") == "fails"
+    assert verdict(found, "training without privacy has the best").startswith("fails")
 
 
 def test_choices_that_fall_on_the_gradient_turn_the_verdict():
@@ -155,7 +148,7 @@ def test_ranks_turn_the_verdicts():
             line["canaries"] = line["canaries"] | {"p_value": 0.5 if line["repeats"] < 15 else 1e-9}
 
     found = list(experiment.memorised(planted(swap)))
-    assert verdict(found, "without privacy canaries") == "fails"
+    assert verdict(found, "without privacy canaries").startswith("fails")
     assert verdict(found, "under DP-SGD") == "holds"
     assert experiment.breaks_down(planted(swap)).verdict == "holds"
 
@@ -163,7 +156,7 @@ def test_ranks_turn_the_verdicts():
 def test_a_p_value_of_another_distance_is_told(monkeypatch):
     assert experiment.own_digits().verdict == "holds"
     monkeypatch.setitem(experiment.PRINTED, ("all", 3), ".007 (.33)")
-    assert experiment.own_digits().verdict == "fails"
+    assert experiment.own_digits().verdict.startswith("fails")
 
 
 def test_epsilons_turn_the_verdicts():
@@ -209,17 +202,17 @@ def as_printed(cell, value):
 def test_their_own_numbers_give_their_own_verdicts():
     found = list(tables.judge1(owners(as_printed)))
     assert verdict(found, "with more than 128 owners joint DP is better") == "holds"
-    assert verdict(found, "the accuracies of full DP") == "holds"
-    assert verdict(found, "at epsilon 1 joint DP is better") == "fails"  # FashionMNIST, four owners
+    assert verdict(found, "the accuracies of full DP") == "undecided"  # their settings are not told
+    assert verdict(found, "at epsilon 1 joint DP is better").startswith("fails")  # FashionMNIST, four owners
 
 
 def test_accuracies_of_owners_turn_the_verdicts():
     worse = owners(lambda cell, value: value - 0.3 if cell.mode == runs.JOINT else value)
     found = list(tables.judge1(worse))
-    assert verdict(found, "at epsilon 1 joint DP is better") == "fails"
-    assert verdict(found, "with more than 128 owners joint DP is better") == "fails"
-    assert verdict(tables.judge4(worse), "n = 256, epsilon 1: joint DP outperforms") == "fails"
-    assert verdict(tables.judge_epsilons(worse), "for epsilon <= 10 joint DP is better") == "fails"
+    assert verdict(found, "at epsilon 1 joint DP is better").startswith("fails")
+    assert verdict(found, "with more than 128 owners joint DP is better").startswith("fails")
+    assert verdict(tables.judge4(worse), "n = 256, epsilon 1: joint DP outperforms").startswith("fails")
+    assert verdict(tables.judge_epsilons(worse), "for epsilon <= 10 joint DP is better").startswith("fails")
     assert verdict(tables.judge_epsilons(worse), "at large epsilon full DP is") == "holds, scaled down"
 
 
@@ -235,10 +228,10 @@ def test_layers_turn_the_verdicts():
     theirs = dict(zip(tables.kept_joint.TABLE_2, tables.kept_joint.PAPER_2, strict=True))
     found = list(tables.judge2({own: [value] for own, value in theirs.items()}))
     assert verdict(found, "of all choices") == "holds"
-    assert verdict(found, "accuracy is poor") == "fails"  # conv1 alone is within two points in theirs
+    assert verdict(found, "accuracy is poor").startswith("fails")  # conv1 alone is within two points in theirs
     low = {own: [0.2 if "conv1" in own or "conv2" in own else value] for own, value in theirs.items()}
     assert verdict(tables.judge2(low), "accuracy is poor") == "holds"
-    assert verdict(tables.judge2(theirs_reversed(theirs)), "of all choices") == "fails"
+    assert verdict(tables.judge2(theirs_reversed(theirs)), "of all choices").startswith("fails")
 
 
 def theirs_reversed(theirs):
@@ -247,7 +240,7 @@ def theirs_reversed(theirs):
 
 
 def test_an_attack_that_sees_nothing_turns_the_verdict(monkeypatch):
-    assert theory.attacked(QUICK).verdict == "fails"
+    assert theory.attacked(QUICK).verdict.startswith("fails")
     rng = np.random.default_rng(0)
     monkeypatch.setattr(joint_algorithm1, "scores", lambda world, signs, **options: rng.standard_normal(len(signs)))
     assert theory.attacked(QUICK).verdict == "holds"

@@ -223,6 +223,12 @@ def replace(path: str | Path, *parts: bytes | memoryview, secret: bool = False) 
                 view = view[done:]
 
 
+def move(path: Path, to: Path) -> None:
+    """Give a file another name in its folder, on the disk when it returns. Raises: OSError."""
+    os.replace(path, to)
+    sync_folder(to.parent)
+
+
 def remove(path: Path) -> None:
     """Remove a file, if it is there, for good. Raises: OSError."""
     path.unlink(missing_ok=True)

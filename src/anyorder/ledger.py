@@ -4,7 +4,6 @@ import struct
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
-from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -15,6 +14,7 @@ from anyorder import checks, durable
 from anyorder.checks import frozen
 from anyorder.errors import ArgumentError, CheckpointError, ParticipationError, StepsExhaustedError, TrainingError
 from anyorder.formats import inflate, spend_participations
+from anyorder.id_table import IdTable
 from anyorder.participation import KnownOrder
 from anyorder.participation.registry import ORDERS
 from anyorder.patterns import Participation, Refusals, Rule
@@ -79,11 +79,9 @@ def numbered(ids: Units) -> Integers:
 def canonical_bytes(ids: Units) -> bytes:
     """What is hashed: a letter for the kind, then the ids, so that no two histories give the same bytes."""
     if isinstance(ids, list):
-        pieces = [b"s"]
-        for raw in [unit.encode("utf-8", "surrogatepass") for unit in ids]:
-            size = len(raw)
-            pieces += (_LENGTHS[size] if size < len(_LENGTHS) else size.to_bytes(8, "little"), raw)
-        return b"".join(pieces)
+        raw = [unit.encode("utf-8", "surrogatepass") for unit in ids]
+        sizes = [_LENGTHS[size] if size < len(_LENGTHS) else size.to_bytes(8, "little") for size in map(len, raw)]
+        return b"s" + b"".join([size + name for size, name in zip(sizes, raw, strict=True)])
     return b"i" + ids.astype("<i8").tobytes()
 
 
@@ -96,11 +94,14 @@ def plain(ids: Units) -> Sequence[int | str]:
 # What was seen of every unit: its last step, its number of steps, and the most and the nearest of all.
 
 
-_DENSE = 1 << 22  # integer ids below this index the tables directly; other ids go through a dictionary
+_DENSE = 1 << 22  # integer ids below this index the tables directly; others, and names, have numbers
 
 
 class UnitHistory:
     """The last step and the number of steps of every unit that was seen.
+
+    A name is known by two hashes of 64 bits, with a key of the process. Two names that have both in common, of 10^7
+    names with probability 2e-25, are one unit here: it has the steps of both, and is refused too often, not too seldom.
 
     Attributes:
         most: the largest number of steps of a unit.
@@ -112,91 +113,96 @@ class UnitHistory:
         self.nearest: int | None = None
         self._last = np.full(0, -1, np.int32)  # -1: never
         self._count = np.zeros(0, np.int32)
-        self._slots: dict[int | str, int] | None = None  # None: integer ids are their own slots
-        self._found: tuple[Units, Integers] | None = None  # what was looked up last: an add follows a look
+        self._table: IdTable | None = None  # None: integer ids are their own numbers
+        # What was looked up last, for an add follows a look: the units, their numbers, last steps, numbers of steps.
+        self._found: tuple[Units, Integers, Integers, Integers] | None = None
 
     def look_up(self, ids: Units) -> tuple[Integers, Integers]:
         """(last step or -1, number of steps) of each unit."""
-        if self._slots is None and not isinstance(ids, list):
-            return self.look_up_numbers(ids)  # their own slots
-        return self.look_up_numbers(self._find(ids))
+        return self._find(ids)[2:]
 
-    def look_up_numbers(self, slots: Integers) -> tuple[Integers, Integers]:
+    def look_up_numbers(self, numbers: Integers) -> tuple[Integers, Integers]:
         """`look_up` for units by their `numbers`."""
-        if len(slots) and slots.min() >= 0 and slots.max() < len(self._last):  # as most steps come
-            return self._last[slots].astype(np.int64), self._count[slots].astype(np.int64)
-        last, count = np.full(len(slots), -1, np.int64), np.zeros(len(slots), np.int64)
-        there = (slots >= 0) & (slots < len(self._last))
-        last[there], count[there] = self._last[slots[there]], self._count[slots[there]]
+        if len(numbers) and numbers.view(np.uint64).max() < len(self._last):  # as most steps come; none is below zero
+            return self._last[numbers].astype(np.int64), self._count[numbers].astype(np.int64)
+        last, count = np.full(len(numbers), -1, np.int64), np.zeros(len(numbers), np.int64)
+        there = (numbers >= 0) & (numbers < len(self._last))
+        last[there], count[there] = self._last[numbers[there]], self._count[numbers[there]]
         return last, count
 
-    def _find(self, ids: Units) -> Integers:
-        """(m,) the slot of each unit, -1 for those never seen."""
-        if self._found is not None and self._found[0] is ids:
-            return self._found[1]
-        if self._slots is None and not isinstance(ids, list):
-            slots = np.where((ids >= 0) & (ids < len(self._last)), ids, -1)
-        else:
-            known = self._slots or {}
-            slots = np.fromiter(map(known.get, plain(ids), repeat(-1)), np.int64, len(ids))
-        self._found = ids, slots
-        return slots
+    def _find(self, ids: Units) -> tuple[Units, Integers, Integers, Integers]:
+        """The units, and of each its number, one that stands for nobody where none is known, and what it has."""
+        if self._found is None or self._found[0] is not ids:
+            if self._table is not None:
+                numbers = self._table.find(_words(ids))
+            else:
+                numbers = np.full(len(ids), -1, np.int64) if isinstance(ids, list) else ids
+            self._found = ids, numbers, *self.look_up_numbers(numbers)
+        return self._found
 
-    def numbers(self, names: list[str]) -> tuple[Integers, list[str]]:
-        """Numbers of names by when they first came, in one step in their order; and the names that are new."""
-        slots = self._find(names).copy()
-        places = np.flatnonzero(slots < 0)
-        slots[places] = len(self._slots or {}) + np.arange(len(places))
-        return slots, [names[i] for i in places.tolist()]
-
-    def names(self) -> list[str]:
-        """All names that were seen, by their numbers."""
-        return list(map(str, self._slots or {}))
+    def numbers(self, ids: Units) -> tuple[Integers, Units]:
+        """Numbers of units by when they first came, in one step in their order; and those that are new."""
+        numbers = self._find(ids)[1].copy()
+        places = np.flatnonzero(numbers < 0)
+        numbers[places] = (0 if self._table is None else self._table.count) + np.arange(len(places))
+        return numbers, [ids[i] for i in places.tolist()] if isinstance(ids, list) else ids[places]
 
     def add(self, t: int, ids: Units) -> None:
-        """Note that these units, which are distinct, were in step t."""
+        """Note that these units, which are distinct and sorted, were in step t."""
         if not len(ids):
             return
-        if self._slots is None and (isinstance(ids, list) or ids[0] < 0 or ids[-1] >= _DENSE):
+        if self._table is None and not isinstance(ids, list) and ids[0] >= 0 and ids[-1] < _DENSE:
+            self._add(t, ids, *self.look_up(ids))
+            return
+        if self._table is None and not isinstance(ids, list):
             self._go_sparse()
-        if self._slots is None:
-            assert not isinstance(ids, list)
-            slots = ids
-        else:
-            slots, known = self._find(ids).copy(), self._slots
-            named = plain(ids)
-            for i in np.flatnonzero(slots < 0).tolist():
-                slots[i] = known.setdefault(named[i], len(known))
-        self._add(t, slots)
+        numbers, new = self.numbers(ids)
+        if len(new):
+            self._enter(new)
+        self._add(t, numbers, *self.look_up(ids))
 
-    def add_numbers(self, t: int, slots: Integers, new: list[str]) -> None:
-        """`add` for units by their `numbers`."""
-        if self._slots is None:
-            self._go_sparse()
-        known = self._slots
-        assert known is not None
-        known.update(zip(new, range(len(known), len(known) + len(new)), strict=True))
-        self._add(t, slots)
+    def add_numbers(self, t: int, numbers: Integers, new: list[str]) -> None:
+        """`add` for names by their `numbers`."""
+        if new:
+            self._enter(new)
+        self._add(t, numbers, *self.look_up_numbers(numbers))
 
-    def _add(self, t: int, slots: Integers) -> None:
+    def _enter(self, new: Units) -> None:
+        self._found = None  # broken off before the end, these are looked up again
+        if self._table is None:
+            self._table = IdTable(2 if isinstance(new, list) else 1)
+        self._table.enter(_words(new))
+
+    def _add(self, t: int, numbers: Integers, last: Integers, count: Integers) -> None:
         self._found = None
-        size = int(slots.max()) + 1
+        size = int(numbers.max()) + 1
         if size > len(self._last):
-            more = max(size, 2 * len(self._last)) - len(self._last)
+            more = max(size, 3 * len(self._last) // 2) - len(self._last)
             self._last = np.concatenate([self._last, np.full(more, -1, np.int32)])
             self._count = np.concatenate([self._count, np.zeros(more, np.int32)])
-        before = int(self._last[slots].max())  # -1 where none was seen
+        before = int(last.max())  # -1 where none was seen
         if before >= 0:
             self.nearest = t - before if self.nearest is None else min(t - before, self.nearest)
-        count = self._count[slots] + 1
-        self._last[slots], self._count[slots] = t, count
+        count = count + 1
+        self._last[numbers], self._count[numbers] = t, count
         self.most = max(self.most, int(count.max()))
 
     def _go_sparse(self) -> None:
         seen = np.flatnonzero(self._count)
-        self._slots = {unit: slot for slot, unit in enumerate(seen.tolist())}
-        self._last, self._count = self._last[seen], self._count[seen]
+        table = IdTable()
+        table.enter(_words(seen))
         self._found = None
+        self._table, self._last, self._count = table, self._last[seen], self._count[seen]  # together, or not
+
+
+def _words(ids: Units) -> Integers:
+    """(m, 1) for integers; (m, 2) for names, Python's own hashes."""
+    if not isinstance(ids, list):
+        return np.ascontiguousarray(ids)[:, None]
+    hashes = np.empty((len(ids), 2), np.int64)
+    hashes[:, 0] = np.fromiter(map(hash, ids), np.int64, len(ids))
+    hashes[:, 1] = np.fromiter(map(hash, map("\0".__add__, ids)), np.int64, len(ids))
+    return hashes
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -208,8 +214,8 @@ def integers_raw(ids: Integers) -> tuple[bytes, bytes]:
     # Distances of sorted int64 values fit uint64, where the subtraction wraps around to the right result.
     values = ids.view(np.uint64) if ids.dtype == np.int64 else ids.astype(np.uint64)
     distances = values[1:] - values[:-1]
-    most = int(distances.max(initial=0))
-    width = next(width for width in (1, 2, 4, 8) if most < 1 << 8 * width)
+    bits = int(distances.max(initial=0)).bit_length()
+    width = 1 if bits <= 8 else 2 if bits <= 16 else 4 if bits <= 32 else 8
     return str(width).encode(), ids[:1].astype("<i8").tobytes() + distances.astype(f"<u{width}").tobytes()
 
 
@@ -221,17 +227,14 @@ def integers_from(kind: bytes, raw: bytes) -> Integers:
     return np.cumsum(ids, dtype=np.uint64).astype(np.int64)
 
 
-def pack(ids: Units) -> bytes:
+def pack(ids: Units, canonical: bytes | None = None) -> bytes:
     """One step: a letter, then the compressed ids; integers as the first and the distances, in the least width."""
     if isinstance(ids, list):
-        return b"s" + zlib.compress(canonical_bytes(ids)[1:], 1)
+        return b"s" + zlib.compress((canonical or canonical_bytes(ids))[1:], 1)
     if not len(ids):
         return b"0"
     kind, raw = integers_raw(ids)
-    if len(raw) > 512:
-        return kind + zlib.compress(raw, 1)
-    small = zlib.compressobj(1, zlib.DEFLATED, 9, 1)  # in a few kilobytes, which else take longer to get than to fill
-    return kind + small.compress(raw) + small.flush()
+    return kind + zlib.compress(raw, 1 if len(raw) > 512 else 0)  # a small step is stored: packing takes longer
 
 
 def unpack(chunk: bytes) -> Units:
@@ -432,17 +435,18 @@ class Disk:
         if read != expected:
             raise CheckpointError(f"the ledger {self.path} was altered since it was written")
 
-    def history(self, seen: UnitHistory) -> Iterator[Units]:
+    def history(self) -> Iterator[Units]:
         """The units of each step."""
-        names = seen.names() if self._steps else []
+        names: list[str] = []
         for step in self.steps():
+            names += step.new
             yield [names[i] for i in step.numbers.tolist()] if step.integers is None else step.integers
 
 
 def _packed(ids: Units, seen: UnitHistory) -> tuple[bytes, bytes]:
     if isinstance(ids, list):
         numbers, new = seen.numbers(ids)
-        raw = [name.encode("utf-8", "surrogatepass") for name in new]
+        raw = [str(name).encode("utf-8", "surrogatepass") for name in new]
         lengths = np.fromiter(map(len, raw), "<u4", len(raw))
         parts = (_COUNTS.pack(len(ids), len(new)), numbers.astype("<u4").tobytes(), lengths.tobytes(), *raw)
         return b"s", b"".join(parts)
@@ -483,9 +487,9 @@ class Ledger:
     Args:
         participation: the plan's.
 
-    Cost: O(m log m) for a step of m units; 8 bytes for each unit ever seen, about 200 for one with a name, and the
-    history, delta-coded and compressed to about one byte for each participation of an integer. `create` and `resume`
-    keep the history in a file instead, see `Disk`.
+    Cost: O(m log m) for a step of m units; 8 to 12 bytes for each number up to the largest id below 2^22; beyond, for
+    each unit ever seen, 24 to 36, 36 to 52 for one with a name; and the history, delta-coded and compressed to about
+    one byte for each participation of an integer. `create` and `resume` keep it in a file instead, see `Disk`.
     """
 
     def __init__(self, participation: Participation) -> None:
@@ -498,8 +502,8 @@ class Ledger:
         self._packed: list[bytes] = []  # without a disk: each step, packed
         self._hash = sha256(_RECORD_MAGIC).digest()
         self._allowed: Units | None = None  # at the next step; nobody else has it, or it cannot be written
-        # (units, digest) of the next step: what a disk has of it, beside what counts.
-        self._written: tuple[Units, bytes] | None = None
+        # (units, digest, canonical bytes) of the next step: what a disk has of it, beside what counts.
+        self._written: tuple[Units, bytes, bytes] | None = None
 
     @classmethod
     def create(cls, participation: Participation, path: str | Path, run: str) -> Self:
@@ -623,15 +627,17 @@ class Ledger:
     def _keep(self, ids: Units) -> None:
         """The step counts."""
         if self._disk is None:
-            self._packed.append(pack(ids))
+            assert self._written is not None
+            self._packed.append(pack(ids, self._written[2]))
         else:
             self._disk.keep()
 
     def _write(self, t: int, ids: Units) -> None:
-        digest = sha256(self._hash + t.to_bytes(8, "little") + canonical_bytes(ids)).digest()
+        canonical = canonical_bytes(ids)
+        digest = sha256(self._hash + t.to_bytes(8, "little") + canonical).digest()
         if self._disk is not None:
             self._disk.write(t, ids, self._seen, digest)
-        self._written = ids, digest
+        self._written = ids, digest, canonical
 
     def _checked(self, t: int, units: Iterable[Any]) -> Units:
         step, allowed = self.step, self._allowed
@@ -645,11 +651,12 @@ class Ledger:
         if t != step:
             raise TrainingError(f"steps must be recorded in order: the next step is {step}, got t={t}")
         ids = distinct(units)
+        ids = ids if isinstance(ids, list) else frozen(ids)
         self._check_kind(ids)
         if len(ids):
             self._refuse(t, self._refusals(t, ids))
-        self._allowed = ids if isinstance(ids, list) else frozen(ids)
-        return self._allowed
+        self._allowed = ids
+        return ids
 
     def _past_the_plan(self, t: int) -> StepsExhaustedError:
         return StepsExhaustedError(
@@ -692,7 +699,7 @@ class Ledger:
 
     def history(self) -> Iterator[Units]:
         """The units of each recorded step, sorted: (m,) int64 arrays, or lists of strings."""
-        return map(unpack, self._packed) if self._disk is None else self._disk.history(self._seen)
+        return map(unpack, self._packed) if self._disk is None else self._disk.history()
 
     def realised_bounds(self) -> tuple[int, int]:
         """(max_participations, min_separation) of the steps so far. Kept as steps are recorded: O(1).

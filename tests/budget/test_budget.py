@@ -334,8 +334,10 @@ def test_a_run_is_charged_once(path):
     budget = make(path)
     made = plan(2.0)
     first = budget.spend(made, run="abc")
-    assert budget.spend(made, run="abc") == first
-    assert ao.Budget(path).spend(made, run="abc") == first
+    for again in (budget, ao.Budget(path)):  # a program without a checkpoint is another run at each start
+        with pytest.raises(BudgetError, match="spend.release.certificate"):
+            again.spend(made, run="abc")
+    assert budget.remaining() == first
     assert budget.spend(made, run="other").entries == 2
     with pytest.raises(BudgetError, match="another plan"):
         budget.spend(plan(1.0), run="abc")
@@ -348,18 +350,23 @@ def test_a_word_stands_for_one_run(path):
     budget = make(path)
     made = known([["ann"], ["bob"]])
     first = budget.spend(made, run="abc")
-    assert budget.spend(made, run="abc") == first
+    with pytest.raises(BudgetError, match="under this word"):
+        budget.spend(made, run="abc")
+    assert budget.remaining() == first
+    word = "ab" * 16  # a noise key's own fingerprint
+    own = budget.spend(made, run=word)
+    assert budget.spend(made, run=word) == own
     for other in (known([["cid"], ["dan"]]), made.public()):
         for asked in (budget.check, budget.spend):
             with pytest.raises(BudgetError, match="units by name"):
-                asked(other, run="abc")
+                asked(other, run=word)
     with pytest.raises(BudgetError, match="says nothing of its run's noise"):
         budget.spend(certificate(made), run="abc")
     begun = budget.spend(certificate(made, 0, "a"), run="other")
     assert budget.spend(certificate(made, 2, "a"), run="other") == begun
     with pytest.raises(BudgetError, match="is of another run, with other noise"):
         budget.spend(certificate(made, 2, "b"), run="other")
-    assert len(budget.entries()) == 2
+    assert len(budget.entries()) == 3
 
 
 def test_to_check_enters_nothing(path):

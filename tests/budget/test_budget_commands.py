@@ -66,7 +66,8 @@ def test_a_budget_from_the_shell(path, plan, tmp_path):
     assert path.read_bytes() == before
     assert invoke("budget", path, "limit", "--epsilon", 5, "--delta", 1e-5).exit_code == 0
     assert invoke("budget", path, "spend", tmp_path / "plan.json", "--run", "two").exit_code == 0
-    assert invoke("budget", path, "spend", tmp_path / "plan.json", "--run", "two").exit_code == 0
+    refused_again = invoke("budget", path, "spend", tmp_path / "plan.json", "--run", "two")
+    assert (refused_again.exit_code, "under this word" in refused_again.stderr) == (1, True)
     assert len(ao.Budget(path).entries()) == 2
 
 

@@ -42,27 +42,22 @@ def sequence(count):
     return [torch.nn.Linear(3, 1).weight.detach().flatten().tolist() for _ in range(count)]
 
 
-def test_nothing_of_the_best_run_tells_how_many_came_before(capfd):
+def test_each_run_begins_anew_and_its_generators_follow_from_the_key():
+    """So nothing of the best run tells how many came before."""
     torch.manual_seed(0)
     state = torch.get_rng_state()
-    found = [tune(drawing, SPACE, **GIVEN, key=key) for key in KEYS[:2]]
-    assert torch.equal(torch.get_rng_state(), state)
-    assert CALLS == []
-    seen = sequence(100)
-    for one in found:
-        assert one.best.result["calls"] == 1
-        assert one.best.result["torch"] not in seen
-    assert found[0].best.result["numpy"] != found[1].best.result["numpy"]
-    assert capfd.readouterr() == ("", "")
-
-
-def test_generators_of_a_run_follow_from_the_key_and_differ_from_run_to_run():
     given = {**GIVEN, "runs": 3, "law": "fixed"}
     first, again, other = (tune(drawing, SPACE, **given, key=key) for key in (KEYS[0], KEYS[0], KEYS[1]))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert CALLS == []
     assert [one.result for one in first.trials] == [one.result for one in again.trials]
-    drawn = [one.result[name] for found in (first, other) for one in found.trials for name in ("numpy", "python")]
+    runs = [*first.trials, *other.trials]
+    assert [one.result["calls"] for one in runs] == [1] * 6
+    drawn = [one.result[name] for one in runs for name in ("numpy", "python")]
     assert len(set(drawn)) == len(drawn) == 12
-    assert len({tuple(one.result["torch"]) for one in (*first.trials, *other.trials)}) == 6
+    assert len({tuple(one.result["torch"]) for one in runs}) == 6
+    seen = sequence(100)
+    assert not [one for one in runs if one.result["torch"] in seen]
 
 
 def test_functions_with_data_of_their_own_are_sent_and_results_come_back():
@@ -95,7 +90,8 @@ def test_a_run_whose_process_dies_fails_as_all_others_do(end, phrase, tmp_path, 
     assert phrase in (tmp_path / ".failure.txt").read_text()
     assert "of one person" in (tmp_path / ".printed.txt").read_text()
     assert capfd.readouterr() == ("", "")
-    assert tune(drawing, SPACE, **GIVEN, key=KEYS[0], folder=tmp_path).best.result["calls"] == 1
+    if phrase == "SystemExit":  # what was mended goes on
+        assert tune(drawing, SPACE, **GIVEN, key=KEYS[0], folder=tmp_path).best.result["calls"] == 1
 
 
 def test_a_key_in_the_hand_of_a_run_stops_the_search():
@@ -158,8 +154,8 @@ def module(tmp_path, monkeypatch):
 
 
 def test_all_runs_read_a_file_that_was_open_before_them_from_one_place(module):
-    """Copies of a process share the place, and the result told how many runs had read before."""
-    found = tune(module(), SPACE, **{**GIVEN, "runs": 3, "law": "fixed"}, key=KEYS[0])
+    """Copies of a process share the place, and the result told how many runs had read before. A lock is no memory."""
+    found = tune(module("LOCK = multiprocessing.RLock()"), SPACE, **{**GIVEN, "runs": 3, "law": "fixed"}, key=KEYS[0])
     assert [one.result for one in found.trials] == [8, 8, 8]
 
 
@@ -169,7 +165,6 @@ def test_memory_that_runs_would_share_is_refused(module):
     for line in ("A = multiprocessing.RawValue('i')", "A = torch.zeros(3).share_memory_()"):
         with pytest.raises(ArgumentError, match="memory that processes share"):
             tune(module(line), SPACE, **GIVEN, key=KEYS[0])
-    tune(module("LOCK = multiprocessing.RLock()"), SPACE, **{**GIVEN, "runs": 1, "law": "fixed"}, key=KEYS[0])
 
 
 SEARCH = """

@@ -13,7 +13,7 @@ import anyorder as ao
 from anyorder.clipping.loss import LossWatch
 from anyorder.clipping.per_example import FunctionalClipping, GhostClipping
 
-TOKENS, STEPS = 11, 50
+TOKENS, STEPS = 11, 20
 
 
 class Language(nn.Module):
@@ -77,7 +77,9 @@ def test_tensors_stay_flat_without_the_collector(name, options, no_collector):
     model = make()
     loader = DataLoader(TensorDataset(*data()), batch_size=8, shuffle=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    engine = ao.PrivacyEngine(ao.plan(loader=loader, epochs=STEPS // 5, epsilon=8, delta=1e-5))
+    engine = ao.PrivacyEngine(
+        ao.plan(loader=loader, epochs=STEPS // 5, noise_multiplier=1.0, delta=1e-5, mechanism="tree")
+    )
     model, optimizer, loader = engine.make_private(model, optimizer, loader, **options)
     counts, outputs = [], []
     for _ in range(STEPS // 5):

@@ -6,7 +6,7 @@ import pytest
 from anyorder._library import PATHS
 from anyorder.errors import ArgumentError
 from anyorder.noise import NoiseSource, compiled
-from anyorder.noise.compiled import kernel
+from anyorder.noise.compiled import TableMemory, kernel
 from anyorder.noise.lazy import Jump, Jumps, carried, carry
 from anyorder.strategy import BLT, Independent, ToeplitzBanded, Tree
 
@@ -52,7 +52,7 @@ def check(names, jump, width, kind, layout="together", sums_kind=None, rows=150,
         x[chosen] = new
     for name in names:
         made[:] = before
-        carry(NoiseSource(KEY, kernel=name), jump, arrays, chosen, first, sums, into)
+        carry(NoiseSource(KEY, kernel=name), jump, TableMemory(arrays, first), chosen, sums, into)
         for x, right in zip(arrays, expected, strict=True):
             assert x.tobytes() == right.tobytes(), name
         assert made.tobytes() != before.tobytes()
@@ -76,12 +76,12 @@ def test_zeros_are_left_out_and_numbers_that_are_none_stay_where_they_are(name):
     jump = Jump(Phi, R, np.array([[1, 2, 3]]), np.zeros(3, np.int64))
     arrays = [np.full((4, 20), -0.0, np.float32), np.full((4, 20), np.inf, np.float32)]
     source = NoiseSource(KEY, kernel=name)
-    carry(source, jump, arrays, np.array([0, 1, 3]), 0)
+    carry(source, jump, TableMemory(arrays, 0), np.array([0, 1, 3]))
     assert not np.signbit(arrays[0][[0, 1, 3]]).any()
     assert np.signbit(arrays[0][2]).all()
     assert np.isposinf(arrays[1]).all()
     arrays[1][:] = 0
-    carry(source, jump, arrays, np.array([0, 1, 3]), 0)
+    carry(source, jump, TableMemory(arrays, 0), np.array([0, 1, 3]))
     assert np.array_equal(arrays[1][3], source.normal(2, 60, 80) / 2)  # the second normal, of the row's own place
 
 
@@ -108,7 +108,7 @@ def test_renewed_rows_come_from_their_own_key(name):
     for ids in ([[3, 9], [10, 11]], [[10, 11], [12, 13]]):
         jump = Jump(np.ones((2, 1, 1)), np.ones((2, 1, 2)), np.array(ids), np.array([0, 1]))
         values = np.zeros((2, 30))
-        carry(source, jump, [values], np.array([1, 0]), 5)
+        carry(source, jump, TableMemory([values], 5), np.array([1, 0]))
         for at, (a, b) in zip((1, 0), ids, strict=True):
             place = 5 + 30 * at
             made = source.normal(a, place, place + 30).astype(float) + source.normal(b, place, place + 30)
@@ -119,22 +119,28 @@ def test_what_does_not_fit_is_refused_and_changes_nothing():
     jump = Jump(np.ones((1, 1, 1)), np.ones((1, 1, 1)), np.array([[1]]), np.zeros(2, np.int64))
     source, values, rows = NoiseSource(KEY), np.zeros((4, 5)), np.array([0, 1])
     sums = np.ones((2, 5))
-    for arguments, message in [
-        (([values], np.array([0, 4]), 0), "rows must lie in"),
-        (([values], np.array([-1, 0]), 0), "rows must lie in"),
-        (([values], np.array([0]), 0), "map for each row"),
-        (([values, values], rows, 0), "does not fit"),
-        (([values.T], rows, 0), "contiguous"),
-        (([values.astype(np.float16)], rows, 0), "float32 or float64"),
-        (([values], rows, -1), "elements of Z"),
-        (([values], rows, 2**62 - 19), "elements of Z"),
-        (([values], rows, 0, sums), "go together"),
-        (([values], rows, 0, sums[:, 1:], np.ones(1)), "sums must be"),
-        (([values], rows, 0, sums, np.ones(2)), "sums must be"),
+    memory = TableMemory([values], 0)
+    for made, arguments, message in [
+        (jump, (memory, np.array([0, 4])), "rows must lie in"),
+        (jump, (memory, np.array([-1, 0])), "rows must lie in"),
+        (jump._replace(which=np.array([0, 1])), (memory, rows), "with a map|out of bounds"),
+        (jump, (memory, np.array([0])), "map for each row"),
+        (jump, (TableMemory([values, values], 0), rows), "does not fit"),
+        (jump, (memory, rows, sums), "go together"),
+        (jump, (memory, rows, sums[:, 1:], np.ones(1)), "sums must be"),
+        (jump, (memory, rows, sums, np.ones(2)), "sums must be"),
+    ]:
+        with pytest.raises((ArgumentError, IndexError), match=message):
+            carry(source, made, *arguments)
+    for arrays, first, message in [
+        ([values.T], 0, "contiguous"),
+        ([values.astype(np.float16)], 0, "float32 or float64"),
+        ([values], -1, "elements of Z"),
+        ([values], 2**62 - 19, "elements of Z"),
     ]:
         with pytest.raises(ArgumentError, match=message):
-            carry(source, jump, *arguments)
+            TableMemory(arrays, first)
     assert not values.any()
-    carry(source, jump, [np.zeros((4, 0))], rows, 0)
-    carry(source, jump._replace(which=np.zeros(0, np.int64)), [values], rows[:0], 0)
+    carry(source, jump, TableMemory([np.zeros((4, 0))], 0), rows)
+    carry(source, jump._replace(which=np.zeros(0, np.int64)), memory, rows[:0])
     assert not values.any()

@@ -10,8 +10,9 @@ import pytest
 from anyorder.errors import ArgumentError, CheckpointError, StepsExhaustedError, TrainingError
 from anyorder.noise import NoiseSource, NoiseStream, compiled
 from anyorder.noise.compiled import Targets
-from anyorder.strategy import BLT, Independent
+from anyorder.strategy import BLT, Banded, Independent, ToeplitzBanded
 from anyorder.strategy.base import Combination, Strategy, Terms
+from noise.steps import steps
 from noise.whitening import KEY, assert_white
 
 SOURCE = NoiseSource(KEY)
@@ -152,6 +153,30 @@ def test_resume_is_bit_exact(make):
     assert stream.t == 6
     with pytest.raises(StepsExhaustedError, match="6 steps"):
         stream.next()
+
+
+BANDS = np.linspace(1, 0.1, 17).astype(np.float32).astype(float)
+MOVING = np.outer(BANDS, np.linspace(1, 2, 31)) * (np.add.outer(np.arange(17), np.arange(31)) < 31)
+
+
+@pytest.mark.parametrize("renewed", [False, True])
+@pytest.mark.parametrize("memory", [None, 16 * 1024, 18 * 1024, "1MB"])
+@pytest.mark.parametrize("strategy", [ToeplitzBanded(BANDS, 31), Banded(MOVING)], ids=str)
+def test_steps_that_are_made_at_once_are_those_of_one_by_one(strategy, memory, renewed):
+    """Wherever a run is cut, or its key renewed in the middle of such steps: the same noise, and the same state."""
+    source = SOURCE.renewed(23, b"n" * 16) if renewed else SOURCE
+    expected, state = steps(strategy, source, 200, start=7)
+    stream = NoiseStream(strategy, source, 1.5, 200, start=7, memory=memory)
+    for t, noise in enumerate(expected):
+        if t in (18, 21, 30):
+            saved = stream.state_dict()
+            stream = NoiseStream(strategy, source, 1.5, 200, start=7, memory=memory)
+            stream.load_state_dict(saved)
+        into = np.ones(200, np.float32)
+        stream.add_to([into])
+        assert into.tobytes() == (1 + noise).tobytes(), t
+    saved = stream.state_dict()["state"]
+    assert [array.tobytes() for array in saved] == [array.tobytes() for array in state]
 
 
 def test_saved_state_is_a_copy_and_holds_no_key():

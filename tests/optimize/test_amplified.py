@@ -113,9 +113,9 @@ def test_many_bins_are_judged_by_those_in_the_middle() -> None:
 
 # -- balls in bins ---------------------------------------------------------------------------------------------------
 
-BINS = BallsInBins(4, 30)
+BINS = BallsInBins(3, 20)
 KINDS: tuple[tuple[str, dict[str, int]], ...] = (
-    ("toeplitz", {"bands": 8}), ("toeplitz", {"bands": 30}), ("banded_inverse", {"bands": 4}), ("blt", {"buffers": 1}),
+    ("toeplitz", {"bands": 8}), ("toeplitz", {"bands": 20}), ("banded_inverse", {"bands": 4}), ("blt", {"buffers": 1}),
     ("tree", {}),
 )  # fmt: skip
 
@@ -129,13 +129,13 @@ def test_never_worse_than_the_fit_for_a_fixed_order(kind: str, sizes: dict[str, 
     found = fit(kind, A, BINS, **sizes, epsilon=epsilon, delta=DELTA)
     assert type(found) is type(fixed)
     assert judge(found).loss <= judge(fixed).loss * (1 + 1e-9)
-    if epsilon == 1.0 and sizes.get("bands") == 30:
+    if epsilon == 1.0 and sizes.get("bands") == 20:
         assert judge(found).loss < 0.9 * judge(fixed).loss
 
 
-@pytest.mark.parametrize("objective", ["mean", "max", "last"])
+@pytest.mark.parametrize("objective", ["mean", "max"])
 def test_choice_is_ranked_and_true(objective: str) -> None:
-    rule = BallsInBins(3, 10)
+    rule = BallsInBins(2, 10)
     A = momentum(rule.n, 0.5)
     found = choose(A, rule, objective=objective, epsilon=2.0, delta=DELTA)
     judge = Judge(A, rule, objective, 2.0, DELTA)

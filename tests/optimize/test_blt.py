@@ -172,10 +172,10 @@ def test_no_random_start_ends_lower(participation: Participation) -> None:
 
 
 @pytest.mark.parametrize("objective", ["mean", "max", "last"])
-@pytest.mark.parametrize("n", range(1, 9))
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
 def test_of_few_steps_there_is_a_fit(n: int, objective: str) -> None:
     """Starts at the square root took the log of a negative number: "math domain error"."""
-    for momentum in (0.0, 0.9, 0.99):
+    for momentum in (0.0, 0.99):
         for participation in (SingleEpoch(n), MinSeparation(n, 1), FixedOrder(n, 2, -(-n // 2))):
             found = fit_blts(W.Workload(n, momentum=momentum), participation, 4, objective)
             assert 1 <= len(found) <= 4

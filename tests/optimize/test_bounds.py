@@ -12,7 +12,7 @@ from anyorder.strategy import BLT, BandedInverse, Dense, Independent, SquareRoot
 from anyorder.strategy.dense import fit_dense
 
 LOSSES = {"mean": error.rmse, "max": error.max_error, "last": error.last_error}
-N = 72
+N = 54
 WORKLOADS = {
     "prefix": W.prefix_sum(N),
     "momentum": W.momentum(N, 0.9),
@@ -22,18 +22,18 @@ WORKLOADS = {
 }
 PARTICIPATIONS = {
     "one": SingleEpoch(N),
-    "fixed": FixedOrder(N, 4, 18),
-    "fixed, cut": FixedOrder(N, 4, 22),
-    "often": FixedOrder(N, 36, 2),
+    "fixed": FixedOrder(N, 3, 18),
+    "fixed, cut": FixedOrder(N, 3, 22),
+    "often": FixedOrder(N, 27, 2),
     "always": FixedOrder(N, N, 1),
-    "separated": MinSeparation(N, 11, 5),
-    "shuffled": EpochShuffle(4, 18),
+    "separated": MinSeparation(N, 11, 4),
+    "shuffled": EpochShuffle(3, 18),
     "known": KnownOrder([[t % 7, 7 + t % 11] for t in range(N)]),
 }
 
 
 @pytest.mark.parametrize("participation", PARTICIPATIONS)
-@pytest.mark.parametrize("workload", WORKLOADS)
+@pytest.mark.parametrize("workload", ["momentum", "schedule", "decay"])
 def test_no_strategy_goes_below(workload: str, participation: str) -> None:
     A, p = WORKLOADS[workload], PARTICIPATIONS[participation]
     strategies = [
@@ -72,9 +72,9 @@ def test_last_iterate_is_its_own_sensitivity() -> None:
     A = W.momentum(N, 0.9)
     row = A.matrix()[-1]
     assert lower_bound(A, SingleEpoch(N), "last") == pytest.approx(row.max(), rel=1e-9)
-    patterns = FixedOrder(N, 4, 18).patterns()
+    patterns = FixedOrder(N, 3, 18).patterns()
     expected = max(row[list(steps)].sum() for steps in patterns)
-    assert lower_bound(A, FixedOrder(N, 4, 18), "last") == pytest.approx(expected, rel=1e-9)
+    assert lower_bound(A, FixedOrder(N, 3, 18), "last") == pytest.approx(expected, rel=1e-9)
 
 
 def test_another_n_is_refused() -> None:

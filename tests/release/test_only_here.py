@@ -51,7 +51,7 @@ def test_the_walk_sees_each_way():
         "release.table_noise(0, 8).add_to_rows(0, 0, rows, values, 1.0)",
         "release.lazy_source(int).normal_at(rows, starts, 8)",
         "source = release.noise_rows()",
-        "late_rows.carry(source, jump, arrays, rows, 0)",
+        "late_rows.carry(source, jump, memory, rows)",
     ):
         assert uses(source), source
 

@@ -102,7 +102,7 @@ def folders(tmp_path_factory):
     return made
 
 
-@pytest.mark.parametrize("name", ["train", "federated", "fit", "tune"])
+@pytest.mark.parametrize("name", ["federated", "tune"])
 def test_a_folder_has_a_report_and_the_command_makes_it_again_byte_for_byte(name, folders, tmp_path):
     path = folders[name]
     written = (path / "report.html").read_bytes()

@@ -204,8 +204,8 @@ def test_the_test_of_the_round_that_a_run_was_killed_after_is_made_up_for(last, 
 
 @pytest.mark.slow
 def test_two_processes_make_the_run_of_one(tmp_path):
-    one = federate(small(report_goal=20, users=100), tmp_path / "one", key=KEY)
-    two = federate(small(report_goal=20, users=100), tmp_path / "two", key=KEY, processes=2)
+    one = federate(small(report_goal=10, users=50), tmp_path / "one", key=KEY)
+    two = federate(small(report_goal=10, users=50), tmp_path / "two", key=KEY, processes=2)
     assert torch.equal(model_of(tmp_path / "one"), model_of(tmp_path / "two"))
     assert one.accuracy == two.accuracy
     assert not torch.distributed.is_initialized()

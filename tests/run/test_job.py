@@ -23,7 +23,6 @@ from anyorder.app.job import Observer, resume
 from anyorder.errors import AnyorderError, ArgumentError, CheckpointError, MissingDependencyError, ModelError
 from anyorder.plan.certificate import verify
 from anyorder.plan.plan import Plan
-from anyorder.release.files import RunFiles
 from processes import run as run_python
 from run.stopping import StopAt
 
@@ -213,7 +212,7 @@ class Stop(Exception):
     """Stands for a kill: nothing is cleaned up."""
 
 
-@pytest.mark.parametrize("place", ["mkdir", "lock", ".gitignore", "plan.json", "metrics.json", "journal", "checkpoint"])
+@pytest.mark.parametrize("place", ["mkdir", "lock", "plan.json", "metrics.json", "checkpoint"])
 def test_a_run_killed_before_its_first_checkpoint_goes_on_and_its_folder_can_be_taken(place, tmp_path, monkeypatch):
     """Killed at each file that comes before the first step, half way through it."""
     path = tmp_path / "run"
@@ -237,8 +236,6 @@ def test_a_run_killed_before_its_first_checkpoint_goes_on_and_its_folder_can_be_
             patch.setattr(folder, "held", stop)
         elif place == "lock":
             patch.setattr(folder, "hide_secrets", stop)
-        elif place == "journal":
-            patch.setattr(RunFiles, "begin", stop)
         elif place in ("plan.json", "checkpoint"):
             move, name = os.replace, {"checkpoint": "checkpoint.pt"}.get(place, place)
             patch.setattr(os, "replace", lambda a, b: stop() if Path(b).name == name else move(a, b))
@@ -247,7 +244,7 @@ def test_a_run_killed_before_its_first_checkpoint_goes_on_and_its_folder_can_be_
         with pytest.raises(Stop):
             train(small(epochs=1), path)
     gc.collect()
-    if place in ("journal", "checkpoint"):
+    if place == "checkpoint":
         shutil.copytree(path, tmp_path / "same")
         resumed = resume(tmp_path / "same")
         assert resumed.steps == resumed.plan.n == 6

@@ -57,3 +57,28 @@ def test_a_folder_whose_beginning_was_killed_is_begun_by_the_same_command(tmp_pa
         killed.append(killed_at(len(killed), lambda place=place: begin(place)))
         begin(place)
     assert len(killed) > 12
+
+
+def test_a_folder_whose_checkpoint_is_lost_is_started_over_and_counts_both(tmp_path):
+    """By the command: other noise, an entry of its own, and a certificate, a result and a report of both."""
+    from typer.testing import CliRunner
+
+    from anyorder.app import cli, job
+
+    budget = ao.Budget(tmp_path / "people.budget", 100.0, 1e-5)
+    settings = job.Settings.of("digits", epsilon=4.0, epochs=1, batch_size=400, mechanism="independent", model="linear")
+    run = job.train(settings, tmp_path / "run", budget=budget.path)
+    first = ao.Certificate.load(run.path / "run.privacy.json")
+    (run.path / "secret" / "checkpoint.pt").unlink()
+    with pytest.raises(ao.errors.CheckpointError, match="--start-over"):
+        job.resume(run.path)
+    done = CliRunner().invoke(cli.app, ["train", "--resume", str(run.path), "--start-over"])
+    assert done.exit_code == 0, done.output
+    again = ao.verify(run.path / "run.privacy.json", evidence=run.path / "secret" / "run.evidence.json").certificate
+    assert again.earlier == ((first.key_fingerprint, first.steps),)
+    assert again.epsilon == pytest.approx(ao.compose(run.plan, run.plan).epsilon(1e-5), rel=1e-9)
+    assert {held.spend.run for held in budget.entries()} == {first.key_fingerprint, again.key_fingerprint}
+    shown = ao.formatting.rounded_up(again.epsilon)
+    assert f"epsilon <= {shown}" in done.output
+    assert f"epsilon ≤ {shown}" in (run.path / "report.html").read_text(encoding="utf-8")
+    assert CliRunner().invoke(cli.app, ["train", "--start-over"]).exit_code == 2

@@ -170,7 +170,7 @@ def test_the_certificate_is_of_all_three_stages(order, textures, tmp_path):
         assert result.accuracy[-1] > 0.6
 
 
-@pytest.mark.parametrize("step", [3, 5, 7, 10, 16])
+@pytest.mark.parametrize("step", [3, 7, 16])
 def test_a_run_that_is_stopped_in_any_stage_goes_on_bit_for_bit(step, tmp_path, monkeypatch):
     (tmp_path / "textures_of_a_test.py").write_text(TEXTURES)
     monkeypatch.chdir(tmp_path)
@@ -179,7 +179,7 @@ def test_a_run_that_is_stopped_in_any_stage_goes_on_bit_for_bit(step, tmp_path, 
     assert_goes_on(settings, tmp_path, step)
 
 
-@pytest.mark.parametrize("step", [3, 7, 16, 20])
+@pytest.mark.parametrize("step", [3, 16])
 def test_a_resume_in_any_stage_over_moved_images_is_refused(step, textures, tmp_path, monkeypatch):
     settings = small(checkpoint_every=1)
     with pytest.raises(KeyboardInterrupt):

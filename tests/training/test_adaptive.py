@@ -171,7 +171,7 @@ def test_a_unit_moves_the_noised_sum_by_at_most_the_planned_norm(clip_norm, chun
 
 def test_noise_of_gradient_and_count_has_the_planned_size():
     """A loss of zero shows the bare noise; half of it in either place would fail here, by many standard errors."""
-    steps, features = 1500, 2000
+    steps, features = 400, 2000
     plan = ao.Plan(
         participation=PoissonSampling(steps, 0.5), strategy=Independent(steps), workload=ao.workload.prefix_sum(steps),
         clip_norm=2.0, sigma=1.3, delta=1e-5, batch_size=5, neighbours="add-or-remove",
@@ -198,7 +198,7 @@ def test_noise_of_gradient_and_count_has_the_planned_size():
 
 
 @pytest.mark.parametrize("start", [0.1, 10.0])
-@pytest.mark.parametrize("quantile", [0.2, 0.5, 0.9])
+@pytest.mark.parametrize("quantile", [0.2, 0.9])
 @pytest.mark.parametrize("sigma", [1e-9, 1.0])
 def test_converges_to_the_quantile(quantile, start, sigma):
     """Norms 1.00, 1.01, .., 2.99 in place of 1: the quantiles are 1 + 2 q."""

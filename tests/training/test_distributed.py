@@ -55,7 +55,7 @@ def second(folder, first):
         assert run[0].step == 8
         ranks.train(*run, until=12, loss=0.0, save_every=4)
         run[0].close()
-    done = torchrun(SCRIPT, "second", folder)
+    done = processes.run_on_two_ranks("-W", "ignore", SCRIPT, "second", folder)
     assert done.returncode == 0, done.stderr
     return [torch.load(folder / f"resumed.{rank}") for rank in (0, 1)]
 
@@ -163,7 +163,7 @@ def test_noise_goes_on_across_numbers_of_ranks(second, alone, name):
 
 def test_example_runs_sharded_on_two_ranks():
     example = Path(__file__).parents[2] / "examples" / "distributed.py"
-    done = torchrun(example, "--shard")
+    done = processes.run_on_two_ranks("-W", "ignore", example, "--shard")
     assert done.returncode == 0, done.stderr
     assert "2 process(es), 24 steps" in done.stdout
 

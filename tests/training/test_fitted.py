@@ -142,3 +142,54 @@ def test_a_server_of_users_warns_too():
         warnings.simplefilter("error")
         linear = nn.Linear(2, 1)
         ao.federated.Server(plan, linear, torch.optim.SGD(linear.parameters(), lr=1.0))
+
+
+def steps(plan, optimizer, before, loader):
+    """Train for the steps of a plan, with `before(step, optimizer)` at each."""
+    engine = ao.PrivacyEngine(plan, key=b"\x00" * 32)
+    model, optimizer, loader = engine.make_private(optimizer.model, optimizer, loader)
+    for _ in range(2):
+        for x, y in loader:
+            before(engine.step, optimizer)
+            optimizer.zero_grad()
+            ((model(x)[:, 0] - y) ** 2).mean().backward()
+            optimizer.step()
+
+
+def test_settings_are_asked_at_each_step():
+    loader = DataLoader(TensorDataset(torch.zeros(8, 2), torch.zeros(8)), batch_size=1)
+    course = ao.workload.stages(
+        [
+            ao.workload.Stage(steps=8, rate=1.0, only_last=True),
+            ao.workload.Stage(steps=8, momentum=0.9, rate=0.5, own_parameters=True),
+        ]
+    )
+    flat = {"loader": loader, "epochs": 2, "epsilon": 4, "delta": 1e-3, "mechanism": "blt"}
+    staged = ao.plan(**flat, optimizer=course)
+    planned = ao.plan(**flat, optimizer=ao.SGD(momentum=0.9))
+
+    def run(plan, before):
+        model = nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+        optimizer.model = model
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            steps(plan, optimizer, before, loader)
+        return [str(one.message) for one in told if one.category is OptimizerWarning]
+
+    def as_planned(step, optimizer):
+        optimizer.param_groups[0].update(course.settings(step))
+
+    def falling(step, optimizer):
+        optimizer.param_groups[0]["lr"] = 0.5 * (1 - step / 16)
+
+    assert run(staged, as_planned) == []
+    assert run(planned, lambda step, optimizer: None) == []
+    (told,) = run(planned, as_planned)  # a course that the plan does not know: momentum 0 for the first half
+    assert "momentum 0.9 and a schedule in step 0" in told
+    (told,) = run(staged, lambda step, optimizer: None)
+    assert "momentum 0 and a schedule in step 0" in told
+    (told,) = run(planned, falling)
+    assert "in step 9" in told
+    scheduled = ao.plan(**flat, optimizer=ao.SGD(momentum=0.9, learning_rates=1 - np.arange(16) / 16))
+    assert run(scheduled, falling) == []

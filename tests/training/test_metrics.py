@@ -363,7 +363,7 @@ def test_a_step_that_is_left_out_releases_noise_alone():
 
 
 def test_schedulers_read_them():
-    engine, model, optimizer, loader = private(planned())
+    engine, model, optimizer, loader = private(planned(Independent(STEPS)))  # no noise is fitted to rates that are read
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
     for _ in range(EPOCHS):
         for batch in loader:

@@ -2,7 +2,6 @@
 
 import importlib.util
 import io
-import os
 import traceback
 from pathlib import Path
 from typing import Any
@@ -401,8 +400,7 @@ def test_ranks_run_their_own_lengths(tmp_path):
     spec = importlib.util.spec_from_file_location("rank_lengths", script)
     ranks = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(ranks)
-    launcher = ["-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = processes.run(*launcher, script, tmp_path / "weights", env={**os.environ, "OMP_NUM_THREADS": "1"})
+    done = processes.run_on_two_ranks("-W", "ignore", script, tmp_path / "weights")
     assert done.returncode == 0, done.stderr
     alone = ranks.trained()
     for rank in (0, 1):

@@ -174,7 +174,7 @@ def _read(path):
 
 @pytest.mark.parametrize(
     ("unit", "way"),
-    [("pair", ""), ("sentence", ""), ("document", ""), ("pair", "--lazy"), ("sentence", "--selection counts")],
+    [("pair", "--lazy"), ("document", ""), ("sentence", "--selection counts")],
 )
 def test_the_program(word2vec, tmp_path, capsys, unit, way):
     rng = np.random.default_rng(0)

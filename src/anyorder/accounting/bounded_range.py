@@ -79,20 +79,20 @@ def bounded_range_mu(e0: float) -> float:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Losses of draws of bounded range on a grid, alone or beside a Gaussian under one coin: always on the safe side.
+# Losses of draws of bounded range on a grid, alone or with a Gaussian of the same sample: always on the safe side.
 #
 # A pair of distributions (P, Q) is a set of atoms with masses p, q and loss ln(p / q). An atom whose loss lies between
 # two points of the grid is split among them so that both masses stay: its likelihood ratio is spread about its mean,
 # and the spread pair tells no less ("connect the dots", Doroshenko et al. 2022). All terms are positive: nothing
 # cancels.
 #
-# **A pair under one coin.** Let (P, Q) dominate what a step releases with and without a unit, all of it: draws, then
-# sums. With a coin of probability q for the unit's part in the step, the release with it is (1 - q) Q + q P, and
+# **A pair from one sample.** Let (P, Q) dominate what a step releases with and without a unit, all of it: draws, then
+# sums. Where the unit is in the step's sample with probability q, the release with it is (1 - q) Q + q P, and
 #
 #     with against without:  loss ln(1 - q + q e^x), mass (1 - q) Q + q P;   without against with:  the negative, mass Q
 #
 # dominate it: a hockey stick of the mixture is one of (P, Q), for either direction, so that what dominates before the
-# coin does after it. What was released under one coin must be joined before: two amplified parts would have two coins.
+# sampling does after it. What was released of one sample must be joined before: two amplified parts would have two.
 
 
 Floats = NDArray[np.float64]
@@ -105,7 +105,7 @@ _LARGEST = 700.0  # loss whose exponential is a number
 @final
 @dataclass(frozen=True)
 class RangeDraws:
-    """So many draws of range e0, without any coin."""
+    """So many draws of range e0, without sampling."""
 
     e0: float
     draws: int
@@ -114,7 +114,7 @@ class RangeDraws:
 @final
 @dataclass(frozen=True)
 class Pair:
-    """Steps of so many draws of range e0 and a Gaussian, all under one coin a step."""
+    """Steps of so many draws of range e0 and a Gaussian, all from one sample a step."""
 
     sigma: float
     q: float
@@ -124,7 +124,7 @@ class Pair:
 
     @property
     def mu(self) -> float:
-        """Of one step without the coin, where its draws are as bad as Gaussians can be."""
+        """Of one step without sampling, where its draws are as bad as Gaussians can be."""
         return math.hypot(1 / self.sigma, bounded_range_mu(self.e0) * math.sqrt(self.draws))
 
 
@@ -159,10 +159,10 @@ def pair_losses(pld: Any, pair: Pair, h: float) -> Any:
     else:
         with np.errstate(divide="ignore"):
             mixed = np.logaddexp(np.log1p(-q), math.log(q) + x)
-    with_coin, without_unit = (
+    with_sampling, without_unit = (
         _pmf(*_spread(at, masses, h), h) for at, masses in ((mixed, (1 - q) * r + q * p), (-mixed, r))
     )
-    return pld.PrivacyLossDistribution(with_coin, without_unit).self_compose(pair.steps)
+    return pld.PrivacyLossDistribution(with_sampling, without_unit).self_compose(pair.steps)
 
 
 def _pmf(low: int, masses: Floats, h: float) -> Any:
@@ -223,7 +223,7 @@ def _reach(mu: float, e0: float, draws: int) -> float:
 
 @lru_cache(maxsize=4)
 def _of_step(sigma: float, e0: float, draws: int) -> tuple[Floats, Floats] | None:
-    """(losses from 0 on, masses) of draws and a Gaussian, one step without a coin; None for draws beyond telling."""
+    """(losses from 0 on, masses) of draws and a Gaussian, one step without sampling; None for draws beyond telling."""
     reach = _reach(1 / sigma, e0, draws)
     h = max(min(e0, 1 / sigma, 1e-2) / 20, reach / _POINTS)
     return None if e0 < 2 * h or reach > _LARGEST - 3 * h else _together(1 / sigma, e0, draws, h)

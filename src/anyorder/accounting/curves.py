@@ -73,10 +73,10 @@ class Gaussian:
 @final
 @dataclass(frozen=True)
 class Sampled:
-    """The curve of n sums with independent noise over batches that take each unit by a secret, independent coin.
+    """The curve of n sums with independent noise over batches that take each unit by a secret, independent random draw.
 
     The privacy loss distribution of the sampled Gaussian; see `poisson_epsilon`. Of "add-or-remove" and "zero-out" it
-    is one and the same: a unit that adds zero wherever its coins put it leaves the sums, and all other units' coins, as
+    is one and the same: a unit that adds zero wherever its draws put it leaves the sums, and all other units' draws, as
     if it were not there. Which of the two a plan may claim is up to who else would move without the unit.
 
     Attributes:
@@ -85,7 +85,7 @@ class Sampled:
         n: steps, from 1 to 1 000 000.
         unit: what is protected, in a word.
         neighbours: "add-or-remove" or "zero-out".
-        e0, draws: in each step, before its sum, so many draws of range e0 from the same batch, under the same coin: the
+        e0, draws: in each step, before its sum, so many draws of range e0 from the same batch: the
             two are joined first and amplified as a pair; see `anyorder.accounting.bounded_range`. 0 and 0 for none.
         mu: None: the curve is not that of a Gaussian.
     Cost: up to some seconds and 0.5 GB for each call.
@@ -246,7 +246,7 @@ def compose(*parts: Curve | _HasCurve | float) -> Curve | float:
     count as for known batches; curves by samples are refused, as they hold for one delta.
 
     Adaptive: each mechanism may be chosen after the releases of those before it, and so may its input, but not its
-    curve, which is fixed beforehand. Each has noise and coins of its own. All are about one relation of neighbours
+    curve, which is fixed beforehand. Each has noise and draws of its own. All are about one relation of neighbours
     and one unit of privacy: of two that differ (zero-out here, add-or-remove there) no curve of both follows, and
     they are refused. So: select, then release; a noisy count beside a training; several plans on the same people.
 
@@ -297,8 +297,8 @@ def _normal(parts: "tuple[Single, ...]") -> "tuple[Single, ...]":
         if type(part) is BoundedRange:
             draws[part.e0] = draws.get(part.e0, 0) + part.draws
         if type(part) is Sampled:
-            coins = (part.sigma, part.sampling_probability, part.e0, part.draws)
-            steps[coins] = steps.get(coins, 0) + part.n
+            one = (part.sigma, part.sampling_probability, part.e0, part.draws)
+            steps[one] = steps.get(one, 0) + part.n
     ranges = tuple(BoundedRange(e0, k, neighbours=neighbours, unit=unit) for e0, k in sorted(draws.items()))
     sampled = tuple(
         Sampled(s, q, n, neighbours=neighbours, unit=unit, e0=e0, draws=k) for (s, q, e0, k), n in sorted(steps.items())

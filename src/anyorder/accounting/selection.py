@@ -20,7 +20,7 @@ al. 2022, Theorem 2.1]. A unit whose steps are pi moves it, in units of its nois
     s = sigma_sel count_norm sens(I, participation),   mu_sel = f / sigma_sel,   mu_rel = f / sigma
 
 f = 1 for `zero-out` and `add-or-remove`, 2 for `replace-one`. Under secret sampling, with independent noise, a step is
-one Gaussian mechanism of both under one coin: sigma_eff = (sigma_sel^-2 + sigma^-2)^-1/2, amplified as a pair.
+one Gaussian mechanism of both from one sample: sigma_eff = (sigma_sel^-2 + sigma^-2)^-1/2, amplified as a pair.
 
 `Top` has bounded range instead (see `BoundedRange`), and `Uniform` looks at no data, so it costs nothing.
 """

@@ -251,6 +251,10 @@ def verdict(found: Verification, fresh: bool = False) -> tuple[list[str], list[s
         unseen += [
             "that neither who took part nor the end of the run was chosen by what was released: see the realised"
         ]
+    if found.certificate is not None and found.certificate.earlier:
+        checked += ["epsilon with what was released before the run was started over, recomputed"]
+        unseen += ["that there were no other starts, and that those were of this plan"]
+        unseen += [f"stated by the owner: {told}" for told in found.certificate.stated]
     unseen += [f"stated by the owner: {told}" for told in _promises(found.certificate)]
     if found.certificate is not None and found.certificate.isolation is not None:
         unseen += ["that examples were kept apart as the card says, by code that keeps nothing of one for another"]

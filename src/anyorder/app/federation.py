@@ -557,7 +557,7 @@ def _write(server: Server, result: FederatedResult) -> None:
     state = {name: value.cpu() for name, value in server.model.state_dict().items()}
     folder.replace(path / folder.MODEL, lambda beside: torch.save(state, beside))
     server.evidence().save(path / folder.EVIDENCE)
-    shown = replace(server.certificate(), weights=digests(state))
+    shown = server.evidence().naming(server.certificate(), digests(state))
     shown.save(path / folder.CERTIFICATE)
     promise = f"epsilon {rounded_up(plan.epsilon, 3)} for one user, delta {plan.delta:g}"
     rounds, right = zip(*result.accuracy, strict=True)

@@ -799,7 +799,7 @@ def _run(work: _Work, begun: FitResult, observer: Observer, key: bytes | None) -
         made = FitResult(path, work.settings, plan, begun.regularization, model, None)
         folder.write_json(path / MODEL, model.to_dict())
         learner.evidence().save(path / folder.EVIDENCE)
-        shown = replace(learner.certificate(), weights=(sha256((path / MODEL).read_bytes()).hexdigest(),))
+        shown = learner.evidence().naming(learner.certificate(), (sha256((path / MODEL).read_bytes()).hexdigest(),))
         shown.save(path / folder.CERTIFICATE)
     if (test := work.settings.test_csv) is not None:
         found = model.test(test)

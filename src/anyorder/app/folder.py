@@ -87,6 +87,13 @@ def has_begun(path: Path) -> bool:
     return (path / CHECKPOINT).exists() or Journal.has_steps(path / CHECKPOINT)
 
 
+def can_start_over(path: Path) -> bool:
+    """Whether journals in the folder tell what was released, by this start or by those before it."""
+    from anyorder.release.journal import Journal
+
+    return Journal.has_steps(path / CHECKPOINT) or Journal.has_earlier(path / CHECKPOINT)
+
+
 def say_begun(path: Path) -> None:
     """Write down, for copies of the folder, that its run has a key and may take steps."""
     shown = read_json(path / METRICS)

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from anyorder import checks
+from anyorder import checks, workload
 from anyorder.app import data as datasets
 from anyorder.app import folder, session
 from anyorder.app import report as report_file
@@ -46,6 +46,7 @@ from anyorder.sampling.row_digests import InStages
 from anyorder.sampling.samplers import FixedOrderSampler
 from anyorder.training.engine import PrivacyEngine
 from anyorder.training.optimizers import FTRL
+from anyorder.workload.stages import Course
 
 # ----------------------------------------------------------------------------------------------------
 # What the main job is asked to do, with defaults that suit each data set.
@@ -269,7 +270,37 @@ def rates(settings: Settings, dataset_size: int) -> NDArray[np.float64] | None:
     return 1 - np.arange(n) / n
 
 
-class Course:
+def course_of(settings: Settings, dataset_size: int) -> Course | None:
+    """The stages of a model on features, which are planned and run; None for other models, which have one.
+
+    A mean and a spread of one epoch each, of which the last value is used, and then the classes. See `Staging`.
+    """
+    if settings.model not in OF_FEATURES:
+        return None
+    epoch = -(-dataset_size // settings.batch_size)
+    left = settings.epochs - (len(STAGES) - 1)
+    factors = rates(settings, dataset_size)
+    of_a_mean = settings.batch_size / (dataset_size * min(1.0, settings.clip_norm))
+    means = [workload.Stage(steps=epoch, rate=of_a_mean, own_parameters=True, only_last=True) for _ in STAGES[:-1]]
+    classes = workload.Stage(
+        steps=left * epoch, momentum=settings.momentum, rate=settings.lr, own_parameters=True,
+        schedule=None if factors is None else tuple(factors[-left * epoch :].tolist()),
+    )  # fmt: skip
+    return workload.stages([*means, classes])
+
+
+def plan_of(settings: Settings, dataset_size: int) -> Plan:
+    """The plan of a run. Raises: ArgumentError, PlanError for settings that do not fit."""
+    course = course_of(settings, dataset_size)
+    linear = {"momentum": settings.momentum, "learning_rates": rates(settings, dataset_size)}
+    return make_plan(
+        **settings.noise, order=settings.order, epsilon=settings.epsilon, noise_multiplier=settings.noise_multiplier,
+        delta=settings.delta, dataset_size=dataset_size, batch_size=settings.batch_size, epochs=settings.epochs,
+        clip_norm=settings.clip_norm, secure=settings.secure, **(linear if course is None else {"optimizer": course}),
+    )  # fmt: skip
+
+
+class Staging:
     """Sets what a step needs before it, and puts to use what a stage has learned after its last step.
 
     Attributes:
@@ -288,9 +319,8 @@ class Course:
         self._settings, self._n = settings, plan.n
         self._module = model if isinstance(model, Whitened) else None
         self.data = data if self._module is None else _copy(data)
-        size = plan.dataset_size
-        assert size is not None
-        self._of_a_mean = plan.batch_size / (size * min(1.0, plan.clip_norm))
+        assert plan.dataset_size is not None
+        self._course = course_of(settings, plan.dataset_size)
 
     @property
     def is_in_stages(self) -> bool:
@@ -299,22 +329,18 @@ class Course:
 
     def stage(self, step: int) -> int:
         """The stage that a step belongs to, as a place in STAGES."""
-        return min(step * self._settings.epochs // self._n, len(STAGES) - 1)
+        return len(STAGES) - 1 if self._course is None or step >= self._n else self._course.stage_of(step)
 
     def before(self, step: int, optimizer: torch.optim.Optimizer) -> None:
         """Called before the forward pass of a step."""
-        rate = self._settings.lr * (1 - step / self._n if self._settings.schedule == "linear" else 1.0)
-        if self._module is None:
+        if self._module is None or self._course is None:
             if self._settings.schedule == "linear":
-                _set(optimizer.param_groups[0], lr=rate)
+                _set(optimizer.param_groups[0], lr=self._settings.lr * (1 - step / self._n))
             return
         stage = self.stage(step)
         self._module.stage = STAGES[stage]
         for i, group in enumerate(optimizer.param_groups):
-            if i == len(STAGES) - 1 == stage:
-                _set(group, lr=rate, momentum=self._settings.momentum)
-            else:
-                _set(group, lr=self._of_a_mean if i == stage else 0.0, momentum=0.0)
+            _set(group, **(self._course.settings(step) if i == stage else {"lr": 0.0, "momentum": 0.0}))
 
     def after(self, steps: int) -> None:
         """Called when so many steps are done."""
@@ -534,6 +560,7 @@ class Result:
         plan: what was run.
         accuracy: on the test set after each epoch, as fractions.
         steps: taken.
+        with_starts: epsilon with what was released before the run was started over; None where it was not.
         seconds: of training and testing, all sessions of the run together. Shown in whole seconds: how long a step
             takes depends on what is in it.
     """
@@ -544,12 +571,19 @@ class Result:
     accuracy: list[float] = field(repr=False)
     steps: int
     seconds: float
+    with_starts: float | None = None
+
+    @property
+    def epsilon(self) -> float:
+        """Of the certificate, at the plan's delta."""
+        return self.plan.epsilon if self.with_starts is None else self.with_starts
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values: what metrics.json holds."""
         return {
             "settings": self.settings.to_dict(),
             "claims": self.plan.claims(),
+            **({} if self.with_starts is None else {"epsilon_with_earlier_starts": self.with_starts}),
             "order": self.plan.participation.describe(),
             "mechanism": self.plan.strategy.describe(),
             "test_accuracy": self.accuracy,
@@ -592,44 +626,58 @@ def train(
     observer = observer or Observer()
     observer.planning()
     data = make_data(settings, data)
-    plan = make_plan(
-        **settings.noise, order=settings.order, epsilon=settings.epsilon, noise_multiplier=settings.noise_multiplier,
-        delta=settings.delta, dataset_size=len(data.train), batch_size=settings.batch_size,  # type: ignore[arg-type]
-        epochs=settings.epochs, momentum=settings.momentum, clip_norm=settings.clip_norm,
-        secure=settings.secure, learning_rates=rates(settings, len(data.train)),  # type: ignore[arg-type]
-    )  # fmt: skip
+    plan = plan_of(settings, len(data.train))  # type: ignore[arg-type]
     model = make_model(settings, data)  # before the folder: what can be refused is refused before anything is written
     metrics = Result(Path(), settings, plan, [], 0, 0.0).to_dict()
     with session.begin(output, settings.dataset, plan, metrics, budget) as path:
         return _Session(settings, data, plan, model, path, key).finish(observer, tensorboard)
 
 
-def resume(path: str | Path, *, observer: Observer | None = None, tensorboard: str | Path | None = None) -> Result:
+def resume(
+    path: str | Path,
+    *,
+    observer: Observer | None = None,
+    tensorboard: str | Path | None = None,
+    start_over: bool = False,
+) -> Result:
     """Go on with the run in a folder, from its last checkpoint to its end, bit for bit as if never interrupted.
 
     A run that was killed before its first checkpoint took no step, and begins again with its settings.
+
+    Args:
+        start_over: begin again with another noise key where the run took steps, for a checkpoint that is lost, damaged
+            or cannot be replayed: see `anyorder.Release`. Certificate and budget count what was released before.
     Raises: CheckpointError if the folder holds no run, or one whose checkpoint cannot be resumed without harm.
         ArgumentError if the run is going on.
     """
     path = Path(path)
-    with session.go_on(path, "run", lambda found: Settings(**found["settings"])) as (settings, plan):
+    read = lambda found: Settings(**found["settings"])  # noqa: E731
+    with session.go_on(path, "run", read, start_over=start_over) as (settings, plan):
         data = make_data(settings)
         model = make_model(settings, data)
-        return _Session(settings, data, plan, model, path, None).finish(observer or Observer(), tensorboard)
+        made = _Session(settings, data, plan, model, path, None, start_over)
+        return made.finish(observer or Observer(), tensorboard)
 
 
 class _Session:
     """One session of a run: everything that lives in memory."""
 
     def __init__(
-        self, settings: Settings, data: Data, plan: Plan, model: nn.Module, path: Path, key: bytes | None
+        self,
+        settings: Settings,
+        data: Data,
+        plan: Plan,
+        model: nn.Module,
+        path: Path,
+        key: bytes | None,
+        start_over: bool = False,
     ) -> None:
         self.settings, self.plan, self.path = settings, plan, path
         self.device = torch.device(settings.device)
         self.model: nn.Module = model
-        self.course = Course(settings, plan, model, data)
+        self.course = Staging(settings, plan, model, data)
         self.data = self.course.data
-        self.engine = PrivacyEngine(plan, checkpoint=path / folder.CHECKPOINT, key=key)
+        self.engine = PrivacyEngine(plan, checkpoint=path / folder.CHECKPOINT, key=key, start_over=start_over)
         self.accuracy: list[float] = []
         self.seconds = 0.0
 
@@ -702,7 +750,8 @@ class _Session:
         return self.seconds + time.perf_counter() - self._began
 
     def _result(self) -> Result:
-        return Result(self.path, self.settings, self.plan, self.accuracy, self.engine.step, self._elapsed())
+        whole = self.engine.epsilon() if self.engine.training.release.earlier else None
+        return Result(self.path, self.settings, self.plan, self.accuracy, self.engine.step, self._elapsed(), whole)
 
     def _write_results(self) -> Result:
         result, settings, plan = self._result(), self.settings, self.plan
@@ -710,7 +759,7 @@ class _Session:
         folder.replace(self.path / folder.MODEL, lambda beside: torch.save(state, beside))
         self.engine.evidence().save(self.path / folder.EVIDENCE)
         self.engine.certificate().save(self.path / folder.CERTIFICATE)
-        promise = f"epsilon {rounded_up(plan.epsilon, 3)}, delta {plan.delta:g}"
+        promise = f"epsilon {rounded_up(self.engine.epsilon(), 3)}, delta {plan.delta:g}"
         plot_accuracy(self.accuracy, self.path / folder.ACCURACY_PLOT, f"{settings.dataset}, {promise}")
         title = f"{settings.dataset}: noise over {counted(plan.n, 'step')}, {promise}"
         plot_noise(noise_lines(plan), self.path / folder.NOISE_PLOT, title)

@@ -192,8 +192,12 @@ def _nobody(certificate: Certificate | None) -> Html:
 
 
 def _headline(plan: Plan, certificate: Certificate | None) -> Html:
-    guess = best_guess(plan.epsilon, plan.delta, plan.mu, plan.known_mu)
-    number = _promise(plan.epsilon, plan.delta)
+    if certificate is not None and certificate.earlier:  # of all starts together
+        guess = best_guess(certificate.epsilon, plan.delta, certificate.curve.mu)
+        number = _promise(certificate.epsilon, plan.delta)
+    else:
+        guess = best_guess(plan.epsilon, plan.delta, plan.mu, plan.known_mu)
+        number = _promise(plan.epsilon, plan.delta)
     cells = [
         _cell(f"{_percent(guess.right)} %", _right_text(plan.unit, plan.neighbours)),
         _cell(f"{_percent(guess.found)} of 100", f"{plan.unit}s that are found out at most, by somebody who accuses "

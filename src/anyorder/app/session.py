@@ -50,12 +50,15 @@ def begin(
 
 
 @contextmanager
-def go_on(path: Path, kind: str, read: Callable[[dict[str, Any]], T]) -> Iterator[tuple[T, Plan]]:
+def go_on(
+    path: Path, kind: str, read: Callable[[dict[str, Any]], T], *, start_over: bool = False
+) -> Iterator[tuple[T, Plan]]:
     """(what `read` makes of metrics.json, the plan) of the run in a folder, held while the run goes on.
 
     Args:
         kind: of run, for messages.
         read: raises KeyError, TypeError, ValueError for the metrics of something else.
+        start_over: begin the run again where its journal says what was released; whoever makes the engine says so too.
     Raises: CheckpointError if there is none that can be resumed; ArgumentError if it is going on.
     """
     found = folder.read_json(path / folder.METRICS)
@@ -64,9 +67,11 @@ def go_on(path: Path, kind: str, read: Callable[[dict[str, Any]], T]) -> Iterato
     except (KeyError, TypeError, ValueError) as problem:
         raise CheckpointError(f"{path / folder.METRICS} holds no settings of a {kind}: {problem}") from problem
     with folder.held(path):
-        if not (path / folder.CHECKPOINT).exists() and folder.has_begun(path):
+        found_steps = start_over and folder.can_start_over(path)
+        if not (path / folder.CHECKPOINT).exists() and folder.has_begun(path) and not found_steps:
             raise CheckpointError(
-                f"{path} holds no {folder.CHECKPOINT}, and the run took steps, or was about to: start a new one; "
+                f"{path} holds no {folder.CHECKPOINT}, and the run took steps, or was about to: start a new one; or, "
+                "if it is one of train, and its journal is there, begin again with --start-over, which counts both; "
                 f"or, of a run of an earlier version, move its checkpoint and hidden journal to {path / folder.SECRET}"
             )
         yield settings, Plan.load(path / folder.PLAN, large=True)
@@ -88,8 +93,8 @@ def enter(path: Path, plan: Plan, save: Callable[[], None], certificate: Callabl
         save()
     record = path / folder.BUDGET
     kept = folder.read_json(record) if record.exists() else None
-    if kept is not None and "run" not in kept:
-        kept["run"] = certificate().key_fingerprint
+    if kept is not None and kept.get("run") != (own := certificate().key_fingerprint):
+        kept["run"] = own  # of a new run, or of one that was started over with another key
         folder.write_json(record, kept)
     folder.say_begun(path)
     if kept is None:

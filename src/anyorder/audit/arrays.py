@@ -90,13 +90,13 @@ def from_rows(
         >>> audited.scores.round(3).tolist(), audited.mus.round(3).tolist()
         ([6.364, -0.071], [1.414, 1.414])
     """
-    coins = _coins(included)
+    drawn = _drawn(included)
     noise_std, clip_norm = checks.positive("noise_std", noise_std), checks.positive("clip_norm", clip_norm)
     checks.choice("neighbours", neighbours, NEIGHBOURS)
     curve, delta, epsilon = _claimed(claim, delta, neighbours)
-    y = _products(released, canaries, len(coins))
+    y = _products(released, canaries, len(drawn))
     n = len(y)
-    patterns = Patterns(_steps(steps, n), len(coins), n)
+    patterns = Patterns(_steps(steps, n), len(drawn), n)
     pi = np.stack([patterns.at(t) if t <= patterns.last else np.zeros(patterns.distinct) for t in range(n)])
     c = _matrix(strategy, n)
     if sampling_probability is not None:
@@ -108,13 +108,13 @@ def from_rows(
         with np.errstate(divide="ignore"):
             ratios = np.logaddexp(np.log1p(-checks.positive("sampling_probability", q)), np.log(q) + ratio)
         return Audited(
-            scores=(ratios * pi[:, patterns.of]).sum(axis=0), included=coins, noise_std=None, mus=None, curve=curve,
+            scores=(ratios * pi[:, patterns.of]).sum(axis=0), included=drawn, noise_std=None, mus=None, curve=curve,
             delta=delta, epsilon=epsilon, independent=bool(independent),
         )  # fmt: skip
     white, seen = c @ y, c @ pi
     norms = np.linalg.norm(seen, axis=0)[patterns.of]
     return Audited(
-        scores=(white * seen[:, patterns.of]).sum(axis=0) / norms, included=coins, noise_std=noise_std,
+        scores=(white * seen[:, patterns.of]).sum(axis=0) / norms, included=drawn, noise_std=noise_std,
         mus=NEIGHBOURS[neighbours] * clip_norm / noise_std * norms, curve=curve, delta=delta, epsilon=epsilon,
         independent=bool(independent),
     )  # fmt: skip
@@ -153,7 +153,7 @@ def from_scores(
     """
     curve, delta, epsilon = _claimed(claim, delta, None)
     return Audited(
-        scores=checks.array("scores", checks.plain(scores), ndim=1), included=_coins(included), noise_std=noise_std,
+        scores=checks.array("scores", checks.plain(scores), ndim=1), included=_drawn(included), noise_std=noise_std,
         mus=None if mus is None else checks.array("mus", checks.plain(mus), ndim=1), curve=curve, delta=delta,
         epsilon=epsilon, independent=bool(independent),
     )  # fmt: skip
@@ -267,13 +267,13 @@ def _claimed(claim: Claim, delta: float | None, neighbours: str | None) -> tuple
     return claim, delta, claim.epsilon(delta)
 
 
-def _coins(included: ArrayLike) -> NDArray[np.bool_]:
-    coins = np.asarray(checks.plain(included))
-    if coins.ndim != 1 or not coins.size or coins.dtype.kind not in "biuf" or not ((coins == 0) | (coins == 1)).all():
+def _drawn(included: ArrayLike) -> NDArray[np.bool_]:
+    drawn = np.asarray(checks.plain(included))
+    if drawn.ndim != 1 or not drawn.size or drawn.dtype.kind not in "biuf" or not ((drawn == 0) | (drawn == 1)).all():
         raise ArgumentError(
-            f"included must be a list of bools, or of 0 and 1, got {coins.dtype} of shape {coins.shape}"
+            f"included must be a list of bools, or of 0 and 1, got {drawn.dtype} of shape {drawn.shape}"
         )
-    return coins.astype(np.bool_)
+    return drawn.astype(np.bool_)
 
 
 def _products(released: Iterable[Any], canaries: Canaries | ArrayLike, count: int) -> Floats:

@@ -139,7 +139,7 @@ def _of_loader(loader: Any, run: Stretch) -> Arrivals:
         case TossedBatches(sampler=None) as read:
             return _of_opacus(loader, run, read)
         case TossedBatches() as read:
-            return _of_coins(loader, run, read.probability, read.steps, read.total, 1, read.members, is_fresh=False)
+            return _of_draws(loader, run, read.probability, read.steps, read.total, 1, read.members, is_fresh=False)
         case SecretBatches() as read:
             return _of_secret(loader, run, read.sampler)
         case UnknownBatches() as read:
@@ -273,7 +273,7 @@ def _of_known(
     return Arrivals(order, visits, because, **facts)
 
 
-def _of_coins(
+def _of_draws(
     loader: Any, run: Stretch, q: float, batches: int, size: int, ranks: int, members: Indices | None, *,
     empty: float = 0.0, is_fresh: bool = True,
 ) -> Arrivals:  # fmt: skip
@@ -290,19 +290,19 @@ def _of_coins(
         return _unknown(order, names, facts)
     if period is not None and run.joined(batches) > 1:
         return _unknown(order, f"the draws may come again, in other steps: {_LEFT}", facts)
-    coins = (1 if names is None else int(np.bincount(names).max())) * _extra_ranks(ranks) * run.accumulate
+    draws = (1 if names is None else int(np.bincount(names).max())) * _extra_ranks(ranks) * run.accumulate
     secret = "it holds while the seed of the draws is secret"
-    if coins == 1:
+    if draws == 1:
         because = f"each example is in each step by a draw of its own, as the accountant assumes; {secret}"
         if period is not None:
             because = f"each example is in each step of an epoch by a draw, and by the same one in all epochs; {secret}"
         visits: Visits = SampledVisits(q, span["steps"], empty=min(1.0, empty * span["steps"]), period=period)
         return Arrivals(order, visits, because, participation=_planned(loader, run, facts), **facts)
     because = (
-        f"a unit has {coins} draws in each step, where the accountant assumes one (examples of one unit, batches that "
+        f"a unit has {draws} draws in each step, where the accountant assumes one (examples of one unit, batches that "
         "are accumulated, or ranks that all draw from the whole data set); the draws are taken as public"
     )
-    return Arrivals(order, DrawnVisits(coins, q, span["steps"], period), because, **facts)
+    return Arrivals(order, DrawnVisits(draws, q, span["steps"], period), because, **facts)
 
 
 def _of_secret(loader: Any, run: Stretch, sampler: Any) -> Arrivals:
@@ -310,7 +310,7 @@ def _of_secret(loader: Any, run: Stretch, sampler: Any) -> Arrivals:
     rule, members = sampler.rule, sampler.members
     each = len(sampler._owned) == len(members) and sampler._accumulate == 1
     if rule.draw_probability is not None and each and run.accumulate == 1:
-        return _of_coins(loader, run, rule.draw_probability, sampler.steps, len(members), 1, members, is_fresh=False)
+        return _of_draws(loader, run, rule.draw_probability, sampler.steps, len(members), 1, members, is_fresh=False)
     facts = {
         "batches": sampler.steps, "batch_size": sampler.batch_size, "dataset_size": len(members),
         **_span(run, sampler.steps),
@@ -327,7 +327,7 @@ def _of_opacus(loader: Any, run: Stretch, read: "TossedBatches") -> Arrivals:
     q, alone = read.probability, read.total // read.ranks - 1
     replaced = read.ranks > 1 or getattr(loader.collate_fn, "rand_on_empty", False)
     empty = read.ranks * math.exp(alone * math.log1p(-q)) if replaced and q < 1 else 0.0
-    return _of_coins(loader, run, q, read.steps, read.total, read.ranks, None, empty=empty)
+    return _of_draws(loader, run, q, read.steps, read.total, read.ranks, None, empty=empty)
 
 
 def _of_list(batches: Any, run: Stretch) -> Arrivals:

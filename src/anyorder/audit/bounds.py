@@ -333,15 +333,15 @@ def mu_estimate(scores: ArrayLike, included: ArrayLike, confidence: float = 0.95
 def _pairs(scores: ArrayLike, included: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     given = checks.plain(scores)
     found = checks.array("scores", np.asarray(given) if hasattr(given, "__array__") else given, ndim=1)
-    coins = np.asarray(checks.plain(included))
-    if coins.shape != found.shape:
+    drawn = np.asarray(checks.plain(included))
+    if drawn.shape != found.shape:
         raise ArgumentError(
-            f"included must say of each score whether its canary was in, got shape {coins.shape} "
+            f"included must say of each score whether its canary was in, got shape {drawn.shape} "
             f"for {len(found)} scores"
         )
-    if coins.dtype.kind not in "biuf" or not ((coins == 0) | (coins == 1)).all():
-        raise ArgumentError(f"included must be bools, or 0 and 1, got other values of type {coins.dtype}")
-    return found, coins.astype(np.bool_)
+    if drawn.dtype.kind not in "biuf" or not ((drawn == 0) | (drawn == 1)).all():
+        raise ArgumentError(f"included must be bools, or 0 and 1, got other values of type {drawn.dtype}")
+    return found, drawn.astype(np.bool_)
 
 
 def _method(method: str, guesses: int | None, threshold: float | None) -> str:

@@ -220,7 +220,7 @@ def epsilon_of(visits: Visits, noise_multiplier: float, delta: float) -> float:
         case AtMost():
             return gdp_epsilon(math.sqrt(visits.weight) / noise_multiplier * (1 + 2**-51), delta)
         case SampledVisits():
-            return max(_of_coins(visits, noise_multiplier, delta), _of_the_same(visits, 1, noise_multiplier, delta))
+            return max(_of_sample(visits, noise_multiplier, delta), _of_the_same(visits, 1, noise_multiplier, delta))
         case DrawnVisits():
             again = _of_the_same(visits, visits.size, noise_multiplier, delta)
             return max(_of_draws(visits, noise_multiplier, delta), again)
@@ -230,19 +230,19 @@ def epsilon_of(visits: Visits, noise_multiplier: float, delta: float) -> float:
             assert_never(visits)
 
 
-def _of_coins(coins: SampledVisits, sigma: float, delta: float) -> float:
+def _of_sample(visits: SampledVisits, sigma: float, delta: float) -> float:
     """That of Poisson sampling, at the delta that is left after steps that are not what their draws said.
 
     A run that is another one with probability `empty` at most, on either side, is (e, d + empty (1 + exp(e)))-DP where
     that other one is (e, d)-DP.
     """
-    epsilon = poisson_epsilon(sigma, coins.probability, coins.steps, delta)
-    if coins.empty == 0:
+    epsilon = poisson_epsilon(sigma, visits.probability, visits.steps, delta)
+    if visits.empty == 0:
         return epsilon
-    lost = coins.empty * (1 + math.exp(min(2 * epsilon, 700.0)))
+    lost = visits.empty * (1 + math.exp(min(2 * epsilon, 700.0)))
     if lost > delta / 2:
         return math.inf
-    found = poisson_epsilon(sigma, coins.probability, coins.steps, delta - lost)
+    found = poisson_epsilon(sigma, visits.probability, visits.steps, delta - lost)
     return found if found <= 2 * epsilon else math.inf
 
 

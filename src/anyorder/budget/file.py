@@ -166,10 +166,10 @@ class Budget:
             what: a plan that is about to run, the claim or certificate of a search, the certificate of a run that was
                 not entered, or a curve.
             name: for people, up to 200 characters.
-            run: a word of the run, up to 80 letters and digits: asked for again under the same word, as after a kill,
-                it is not charged again; and under it the run can be settled. One word is one noise key: a program
-                that keeps no checkpoint is another run at every start. A certificate, of step 0 too, has the
-                fingerprint of its noise instead, so that each key has its own entry.
+            run: a word of the run, up to 80 letters and digits, under which it can be settled. A certificate, of step
+                0 too, has the fingerprint of its noise, is charged once for each key, and so may be asked for at every
+                start; with what was started over before it, each start in an entry of its own. A plan knows no key: it
+                is refused under a word that was used, unless that is the fingerprint itself (32 hexadecimal digits).
             named: whether the units of a `KnownOrder` are their names, the same in every plan. A plan that was read
                 from a public file has numbers for them, which are not; None: not if they look like such numbers.
         Returns: what is left after it.
@@ -185,6 +185,11 @@ class Budget:
                 if line is not None:
                     self._log.append(descriptor, line)
                 return self._current().remaining()
+            for start in _before(account, what, asked):
+                spend, _ = self._spend(account, start, named)
+                self._refuse(account, spend, None, made=True)
+                self._log.append(descriptor, spend)
+                account = self._current()
             spend, rows = self._spend(account, asked, named)
             self._refuse(account, spend, rows, made=was_made(what))
             if rows is not None:
@@ -436,13 +441,29 @@ def _charged(account: Account, asked: _Asked) -> Balance | None:
         raise BudgetError(
             f"entry {number} of the budget was settled: its run is over, and must not go on. Spend on a new run"
         )
-    if asked.key is not None and account.by_key.get(asked.key) != number:
+    if asked.what == "plan" and not re.fullmatch("[0-9a-f]{32}", asked.run or ""):
+        raise BudgetError(
+            f"entry {number} of the budget was made under this word, and a plan does not say with which noise it runs: "
+            "a program without a checkpoint is another run at each start, and counts each time. Save the run first, "
+            "and enter its certificate, which is charged once for each noise key: release.save(), and then "
+            "budget.spend(release.certificate()). Or give this start a word of its own"
+        )
+    if asked.key is not None and account.by_key.get(asked.key) != number and asked.run != asked.key:
         known = "is of another run, with other noise" if held.key is not None else "says nothing of its run's noise"
         raise BudgetError(
             f"entry {number} of the budget, made under the word of this certificate, {known}. Enter the run under a "
             "word of its own; or, if the entry is its own, settle it: that tells them apart from then on"
         )
     return held
+
+
+def _before(account: Account, what: Any, asked: _Asked) -> list[_Asked]:
+    """The starts before a run that have no entry yet: each is charged as its whole plan, under its own noise."""
+    if type(what) is not Certificate:
+        return []
+    known = {*account.by_key, *account.by_run}
+    name = f"{asked.name}, started over"[:200] if asked.name else "started over"
+    return [replace(asked, name=name, run=None, key=key) for key, _ in what.earlier if key not in known]
 
 
 def _is_named(plan: Plan, named: bool | None) -> bool:

@@ -106,7 +106,7 @@ def renyi(curve: Cost, order: int) -> float:
             return _up(curve.draws * min(order * curve.e0**2 / 8, moments))
         case Sampled():
             return _up(curve.n * _sampled(curve.sigma, curve.sampling_probability, curve.e0, curve.draws, order))
-        case Amplified():  # no coin is counted
+        case Amplified():  # the sampling is not counted
             return _up(order * curve.known_mu * curve.known_mu / 2)
         case Composed():
             return _up(math.fsum(renyi(part, order) for part in curve.parts))
@@ -149,10 +149,10 @@ def _sampled(sigma: float, q: float, e0: float, draws: int, order: int) -> float
     if draws:
         log_moments = log_moments + draws * np.array([_log_moment(e0, int(one)) for one in k])
     with np.errstate(divide="ignore", invalid="ignore"):
-        coins = gammaln(order + 1) - gammaln(k + 1) - gammaln(order - k + 1) + k * math.log(q)
-        coins = coins + np.where(k == order, 0.0, (order - k) * np.log1p(-q))
+        binomials = gammaln(order + 1) - gammaln(k + 1) - gammaln(order - k + 1) + k * math.log(q)
+        binomials = binomials + np.where(k == order, 0.0, (order - k) * np.log1p(-q))
     # the terms of k = 0 and 1 are those of q^0, q^1 in (1 - q + q)^alpha = 1: what the others add to 1 keeps its digits
-    log_added = logsumexp(coins[2:] + log_moments[2:] + _log_less_one(log_moments[2:]))
+    log_added = logsumexp(binomials[2:] + log_moments[2:] + _log_less_one(log_moments[2:]))
     log_sum = float(np.logaddexp(0.0, log_added))
     return max(log_sum, 0.0) / (order - 1)
 
@@ -192,7 +192,7 @@ def renyi_left(epsilon: float, delta: float, order: int) -> float:
 def dominating_squared(curve: Cost) -> Fraction:
     """mu^2 of the Gaussian that tells no less than the curve, exact where it is one; without sampling elsewhere.
 
-    A draw of range e0 is mu-GDP by `bounded_range_mu`. A sampled step is so only as the same without its coin: its
+    A draw of range e0 is mu-GDP by `bounded_range_mu`. A sampled step is so only as the same without the sampling: its
     loss has tails as heavy as that. Nothing Gaussian is known for a search: beyond every limit.
     """
     match curve:

@@ -381,7 +381,7 @@ def renyi_divergences(curve: Curve, orders: Floats) -> Floats:
 
     Args:
         curve: a Gaussian's are a mu^2 / 2, draws' of bounded range a e0^2 / 8 each, sampled sums' those of
-            dp-accounting; sampled sums with draws under one coin are taken without their coin.
+            dp-accounting; sampled sums with draws from the same sample are taken without the sampling.
         orders: (m,), above 1.
     Returns: (m,), infinite where none is known.
     """
@@ -394,7 +394,7 @@ def renyi_divergences(curve: Curve, orders: Floats) -> Floats:
             if curve.draws:
                 return orders * (curve.n * (1 / curve.sigma**2 / 2 + curve.draws * curve.e0**2 / 8) * _RENYI_UP)
             return _sampled(curve, orders)
-        case Amplified():  # no coin is counted
+        case Amplified():  # the sampling is not counted
             return orders * (curve.known_mu * curve.known_mu / 2 * _RENYI_UP)
         case Composed():
             total = np.zeros(len(orders))
@@ -489,8 +489,8 @@ def search_epsilon(law: Law, curve: Curve, delta: float, bound: str = "least") -
     The search draws K from the law, makes K independent runs, each of settings drawn afresh from one public
     distribution, and shows the best: its output and settings, not K, and nothing of the others. Every run has this
     curve, whatever its settings. The order of "best" is that of a score which is part of the run's output, or a
-    function of it and of public data; ties are broken by coins, or by which came first. `Fixed` shows every run, and is
-    the composition of the runs; any score may then choose among them.
+    function of it and of public data; ties are broken at random, or by which came first. `Fixed` shows every run, and
+    is the composition of the runs; any score may then choose among them.
 
     Valid for every mechanism with this curve, both directions of neighbours. docs/tuning.md shows a mechanism that
     comes near. Neighbours and unit are those of the curve.

@@ -611,8 +611,8 @@ class _Searcher:
     def _records(self, source: NoiseSource, trials: Trials) -> list[tuple[str, dict[str, Any]]]:
         """(name, what it left) of all runs in the order of their draws; those that are not finished are made."""
         count = self._claim.law.draw(source.derive(b"runs"))
-        coins = source.derive(b"settings")
-        shuffled = self._shuffled(coins) if self._fixed else None
+        draws = source.derive(b"settings")
+        shuffled = self._shuffled(draws) if self._fixed else None
         done: list[tuple[str, dict[str, Any]]] = []
         for i in range(count):
             # Of nothing that tells i, and known to nobody without the key.
@@ -620,7 +620,7 @@ class _Searcher:
             record = self._files.record(name)
             if record is None:
                 if shuffled is None:
-                    settings = self._space.draw(uniforms(coins.words(i, 0, 2 * self._space.width)))
+                    settings = self._space.draw(uniforms(draws.words(i, 0, 2 * self._space.width)))
                 else:
                     settings = self._space.at(int(shuffled[i]))
                 used = {one["run"]["key_fingerprint"] for _, one in done}
@@ -628,14 +628,14 @@ class _Searcher:
             done.append((name, record))
         return done
 
-    def _shuffled(self, coins: NoiseSource) -> Sequence[int] | None:
+    def _shuffled(self, draws: NoiseSource) -> Sequence[int] | None:
         """An order of all settings, for a fixed number of runs; None where there are too many, or a range."""
         size = self._space.size
         if size is None or size > _MOST_SHUFFLED:
             return None
         if size == self._claim.law.mean:
             return range(size)
-        return [int(i) for i in np.argsort(uniforms(coins.words(0, 0, 2 * size)), kind="stable")]
+        return [int(i) for i in np.argsort(uniforms(draws.words(0, 0, 2 * size)), kind="stable")]
 
     def _made(
         self, trials: Trials, name: str, settings: Settings, source: NoiseSource, i: int, used: set[str]

@@ -32,12 +32,13 @@ itself, and zero where none of its labels counts. Where each row has one label, 
 import copy
 import functools
 import itertools
+import sys
 import weakref
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from operator import attrgetter, itemgetter
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -110,12 +111,15 @@ class LossWatch:
 
     def batch(self, batch: Any, rows: int) -> Any:
         """A batch as the loop gets it: its tensors write down what is done with them."""
-        tape = _Tape(self, rows)
-        _leave_to_python()
-        shown = _changed(batch, tape.of_batch)
-        tape.followed_data = _all_followed(batch)
+        tape, kind = _Tape(self, rows), type(batch)
+        if sys.modules.get(private.COMPILER) not in _LEFT:
+            _leave_to_python()
         self._newest = weakref.ref(tape)
-        return shown
+        if (kind is tuple or kind is list) and set(map(type, batch)) == {Tensor}:  # as most batches are
+            tape.followed_data = set(map(_LAYOUT, batch)) == {torch.strided}
+            return kind(map(tape.of_batch, batch))
+        tape.followed_data = _all_followed(batch)
+        return _changed(batch, tape.of_batch)
 
     def outputs(self, outputs: Any, given: Any = ()) -> Any:
         """The outputs of the model, called with `given`. One row is watched for what earlier batches may add to it.
@@ -130,6 +134,8 @@ class LossWatch:
         if not size:
             return outputs
         tape, axis = self._tape_of(given, size)
+        if type(outputs) is Tensor:
+            return tape.output(outputs, axis)
 
         def watched(leaf: Tensor) -> Tensor:
             return tape.output(leaf, axis) if leaf.requires_grad and leaf.dim() else leaf
@@ -189,7 +195,8 @@ class LossWatch:
         newest = self._newest()
         if newest is None or newest.closed or newest.sizes != [size]:
             newest = _Tape(self, size)
-            _leave_to_python()
+            if sys.modules.get(private.COMPILER) not in _LEFT:
+                _leave_to_python()
             self._newest = weakref.ref(newest)
         return newest, (0,)
 
@@ -209,6 +216,8 @@ def _nothing() -> None:
 
 def unwatched(tree: Any) -> Any:
     """The tree with ordinary tensors in the place of watched ones: as the loader made them, where they are so."""
+    if type(tree) is tuple and set(map(type, tree)) == {_Watched}:  # as most models are called
+        return tuple(map(_plain, tree))
     return _changed(tree, _plain)
 
 
@@ -255,9 +264,17 @@ def _holds_tensors(tree: Any) -> bool:
 
 def _flat(tree: Any) -> list[Any]:
     """The leaves of tuples, lists and dicts."""
-    if type(tree) is dict:
-        tree = tuple(tree.values())
-    return [x for leaf in tree for x in _flat(leaf)] if type(tree) in (tuple, list) else [tree]
+    found, waiting = [], [tree]
+    while waiting:
+        one = waiting.pop()
+        kind = type(one)
+        if kind is tuple or kind is list:
+            waiting += one[::-1]
+        elif kind is dict:
+            waiting += [*one.values()][::-1]
+        else:
+            found.append(one)
+    return found
 
 
 _SETTINGS = frozenset({type(None), bool, int, float, str})
@@ -282,22 +299,15 @@ def _all_followed(batch: Any) -> bool:
 # -- a batch ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Node:
-    """In the place of a watched tensor in what was written down."""
-
-    number: int
+class _Node(int):
+    """In the place of a watched tensor in what was written down: its number."""
 
 
-@dataclass(frozen=True)
-class _Operand:
+class _Operand(int):
     """In the place of a tensor that is not watched: its place among the tape's."""
 
-    number: int
 
-
-@dataclass(frozen=True)
-class _Source:
+class _Source(NamedTuple):
     """Where numbers of the batch begin. `port`: which output of which node of autograd; None for data."""
 
     number: int
@@ -306,16 +316,15 @@ class _Source:
     port: tuple[int, int] | None
 
 
-@dataclass(frozen=True)
-class _Call:
+class _Call(NamedTuple):
     """A function as it was called, and the numbers of its results."""
 
     function: Callable[..., Any]
     args: Any
     kwargs: Any
-    results: list[int | None]
+    results: Sequence[int | None]
+    with_grad: bool
     written: int | None = None
-    with_grad: bool = field(default_factory=torch.is_grad_enabled)
 
 
 class _Tape:
@@ -368,9 +377,10 @@ class _Tape:
             else:
                 node.register_prehook(arrived)
             self.nodes[node.of_outputs] = axis[0]
-            kinds = dict.fromkeys(("cpu", output.device.type))
-            self._autocast = [(k, torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in kinds]
-        watched: Any = self.follow(output, ByRow(axis, 0, 1))
+            self._autocast.clear()
+            for kind in {"cpu", output.device.type}:
+                self._autocast.append((kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)))
+        watched: Any = self.follow(output, _BY_ROW if axis == (0,) else ByRow(axis, 0, 1))
         port = node.of_outputs, output.output_nr
         self.roots.append(_Source(watched.number, output.detach(), private.version(output), port))
         return watched  # type: ignore[no-any-return]
@@ -388,8 +398,8 @@ class _Tape:
         offset, batches, operands = len(self.states), len(self.sizes), len(self.operands)
 
         def moved(tree: Any) -> Any:
-            tree = pytree.tree_map_only(_Node, lambda n: _Node(n.number + offset), tree)
-            return pytree.tree_map_only(_Operand, lambda n: _Operand(n.number + operands), tree)
+            tree = pytree.tree_map_only(_Node, lambda n: _Node(n + offset), tree)
+            return pytree.tree_map_only(_Operand, lambda n: _Operand(n + operands), tree)
 
         for state in other.states:
             if isinstance(state, (ByRow, OfRow, Picked)):
@@ -400,7 +410,7 @@ class _Tape:
         self.calls += [
             _Call(
                 c.function, moved(c.args), moved(c.kwargs), [None if r is None else r + offset for r in c.results],
-                None if c.written is None else c.written + offset, c.with_grad,
+                c.with_grad, None if c.written is None else c.written + offset,
             )
             for c in other.calls
         ]  # fmt: skip
@@ -438,8 +448,10 @@ class _Tape:
         function = (special(self, func, args, kwargs) or func) if special is not None else func
         written_to: Any = _target(func, args) if _writes(func) else None
         own = written_to is None or (type(written_to) is _Watched and _place(written_to)[0] is self)
-        for target in _targets(func, args, kwargs):
-            self.watch.check_target(target)
+        name = getattr(func, "__name__", "")
+        if written_to is not None or "norm" in name or name == "__set__" or kwargs.get("out") is not None:
+            for target in _targets(func, args, kwargs):
+                self.watch.check_target(target)
         before = None if own else written_to.detach().as_subclass(Tensor).clone()
         self.watch.escaped |= not own and _is_shown_elsewhere(written_to)
         key: list[Any] = [func]
@@ -448,7 +460,7 @@ class _Tape:
         stored = self._encode(args, key, given), self._encode(kwargs, key, given)
         if self.taken_out:
             self.of_numbers, rule = True, _of_taken_out
-        versions = [private.version(t) for t, _ in given]
+        versions = list(map(private.version, map(_FIRST, given)))
         at: Any = tuple(key)
         try:
             known = self.watch.known.get(at) if rule is None else None
@@ -463,18 +475,20 @@ class _Tape:
             earlier = type(written_to) is _Watched
             self._adopt(written_to, _EARLIER if earlier else written)
             if type(written_to) is _Watched:
-                self.calls.append(_Call(_on_copy(function), (before, *stored[0][1:]), stored[1], [written_to.number]))
+                given_to = (before, *stored[0][1:]), stored[1]
+                self.calls.append(_Call(_on_copy(function), *given_to, [written_to.number], torch.is_grad_enabled()))
             return result
         if written_to is not None:
             self._write(written_to, written)
-        for (tensor, _), version in zip(given, versions, strict=True):
-            silent = tensor.dim() == 1 and type(tensor) is Tensor and "norm" in getattr(func, "__name__", "")
-            if tensor is not written_to and (silent or private.version(tensor) != version):  # running means: no version
-                self._also_written(tensor, states[0] if args and tensor is args[0] and states else _NOT_FOLLOWED)
+        if "norm" in name or list(map(private.version, map(_FIRST, given))) != versions:
+            for (tensor, _), version in zip(given, versions, strict=True):
+                silent = tensor.dim() == 1 and type(tensor) is Tensor and "norm" in name
+                if tensor is not written_to and (silent or private.version(tensor) != version):  # running means: none
+                    self._also_written(tensor, states[0] if args and tensor is args[0] and states else _NOT_FOLLOWED)
         shown, numbers = self._shown(result, states)
         if numbers or written_to is not None:
             number = None if written_to is None else written_to.number
-            self.calls.append(_Call(function, *stored, numbers, number))
+            self.calls.append(_Call(function, *stored, numbers, torch.is_grad_enabled(), number))
         return shown
 
     def _shown(self, result: Any, states: list[State]) -> tuple[Any, list[int | None]]:
@@ -542,7 +556,9 @@ class _Tape:
         """What stands for an argument; the key is all that rules may depend on."""
         kind = type(value)
         if kind is _Watched:
-            tape, number = _place(value)
+            tape, number = value.tape, value.number
+            if tape is not None and tape.into is not None:
+                tape, number = _place(value)
             state = self.states[number] if tape is self else _of_another(tape, number)
             key += (state, value.shape, value.dtype)
             given.append((value, state))
@@ -560,13 +576,17 @@ class _Tape:
             self.operands.append(value if kind is nn.Parameter or not value.requires_grad else value.detach())
             return _Operand(len(self.operands) - 1)
         if kind in (tuple, list):
-            key.append(kind)
-            made = [self._encode(one, key, given) for one in value]
-            key.append(len(made))
+            key += (kind, len(value))
+            made: Any = []
+            for one in value:
+                made.append(self._encode(one, key, given))
             return tuple(made) if kind is tuple else made
         if kind is dict:
             key.append(tuple(value))
-            return {name: self._encode(one, key, given) for name, one in value.items()}
+            made = {}
+            for name, one in value.items():
+                made[name] = self._encode(one, key, given)
+            return made
         if kind is _Float or kind is _Int:
             self.taken_out = True
             return value.plain()
@@ -623,7 +643,7 @@ class _Tape:
             return Tensor.backward(loss, *args, **kwargs)  # type: ignore[no-untyped-call]
         if own:
             raise _unseen()
-        if any(type(leaf) is not _Watched and id(leaf) not in self.watch.parameters for leaf in leaves):
+        if leaves and any(type(leaf) is not _Watched and id(leaf) not in self.watch.parameters for leaf in leaves):
             raise ModelError(
                 "the loss trains a tensor that the private model does not have: it would get a gradient without noise. "
                 "Make it a parameter of the model, before make_private, or let it need no gradient"
@@ -634,8 +654,7 @@ class _Tape:
             result = Tensor.backward(loss, *args, **kwargs)  # type: ignore[no-untyped-call]
         finally:
             self.allowed, self.gradients = False, None
-        found = {"promised" if self.assumed else kept, self.watch.kept}
-        self.watch.kept = next(word for word in ("promised", "mapped", "proved") if word in found)
+        self.watch.kept = min("promised" if self.assumed else kept, self.watch.kept or "proved", key=_KEPT.index)
         self.close()
         return result
 
@@ -665,7 +684,7 @@ class _Tape:
         """
         calls, needed = self._needed(end)
         roots = [r for r in self.roots if r.number in needed]
-        operands = {n.number for c in calls for n in _leaves(c, _Operand)}
+        operands = {int(n) for c in calls for n in _leaves(c, _Operand)}
         axes = {state.axis for r in roots if isinstance(state := self.states[r.number], ByRow)}
         written = any(private.version(r.tensor) != r.version for r in roots)
         if len(axes) != 1 or written or operands & self.foreign:
@@ -723,14 +742,14 @@ class _Tape:
         for call in reversed(self.calls):
             if needed.intersection(n for n in (*call.results, call.written) if n is not None):
                 calls.append(call)
-                needed |= {n.number for n in _leaves(call, _Node)}
+                needed |= {int(n) for n in _leaves(call, _Node)}
         return calls[::-1], needed
 
     def _replaced(self, tree: Any, values: dict[int, Tensor], operands: dict[int, Tensor]) -> Any:
         def of(leaf: Any) -> Any:
             if type(leaf) is _Node:
-                return values[leaf.number]
-            return operands.get(leaf.number, self.operands[leaf.number]) if type(leaf) is _Operand else leaf
+                return values[leaf]
+            return operands.get(leaf, self.operands[leaf]) if type(leaf) is _Operand else leaf
 
         return pytree.tree_map(of, tree)
 
@@ -753,6 +772,7 @@ def _after_a_look(state: State, result: Any, read: set[State]) -> State:
     return state if isinstance(state, Coupled) else NoRule("a look at numbers")
 
 
+_KEPT = ["promised", "mapped", "proved"]
 _KNOWN = 4096
 """Calls whose states are kept; then it is begun again."""
 
@@ -827,7 +847,7 @@ def _walk(start: Any, trusted: Sequence[Any]) -> tuple[bool, bool, list[Tensor]]
         own = own or isinstance(node, BackwardCFunction)
         if (leaf := getattr(node, "variable", None)) is not None:
             leaves.append(leaf)
-        nodes += [following for following, _ in node.next_functions]
+        nodes += map(_FIRST, node.next_functions)
     return reached, own, leaves
 
 
@@ -842,7 +862,8 @@ def _of_labels(tape: _Tape, func: Any, args: Any, kwargs: Any) -> "Callable[...,
         return None
     if not _is_mean(given):
         return functools.partial(_of_classes, func)
-    state = next((tape.states[_place(t)[1]] for t in (given["input"], labels) if type(t) is _Watched), None)
+    watched: Any = given["input"] if type(given["input"]) is _Watched else labels
+    state = tape.states[_place(watched)[1]] if type(watched) is _Watched else None
     if isinstance(state, OfRow):  # with other rows, or those of a batch, the rules refuse it
         own = _Mean(func, labels.numel(), 1).__call__ if given["weight"] is None else None
         return own or functools.partial(_of_classes, func)
@@ -865,10 +886,9 @@ def _of_classes(func: Any, *args: Any, **kwargs: Any) -> Tensor:
 
 def _counted(given: dict[str, Any]) -> Tensor:
     """The labels, with `ignore_index` in the place of those that are no class."""
-    labels, outputs = given["target"].long(), given["input"]
-    classes = outputs.shape[1 if outputs.dim() > 1 else 0]
-    inside = labels.clamp(0, classes - 1) == labels
-    return torch.where(inside, labels, given.get("ignore_index", -100))
+    labels: Tensor = given["target"].long()
+    classes = given["input"].shape[1 if given["input"].dim() > 1 else 0]
+    return labels.masked_fill(labels.clamp(0, classes - 1) != labels, given.get("ignore_index", -100))
 
 
 class _Mean:
@@ -1237,6 +1257,12 @@ def _leave_to_python() -> None:
     """
     private.guard_transforms(_refuse_transform, _follow_vmap)
     private.compiler_leaves(_Watched)
+    _LEFT.add(sys.modules.get(private.COMPILER))
+
+
+_LEFT: set[Any] = set()
+"""The modules of the compiler's settings, None where it is not loaded, of which that was done."""
+_LAYOUT, _FIRST = attrgetter("layout"), itemgetter(0)
 
 
 # -- values of single rows that are released ---------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from math import isfinite
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -552,11 +553,11 @@ def sums_at_once(
     parameters: Mapping[str, Tensor], rows: Rows, scale: float, clip_norm: float, units: UnitMap
 ) -> Sums | None:
     """Norms, weights and sums by one call of the compiled library, into one vector of which the sums are views."""
-    sizes = [p.numel() for p in parameters.values()]
+    sizes = list(map(Tensor.numel, parameters.values()))
     parts = torch.empty(sum(sizes)).split_with_sizes(sizes)
-    sums = {name: x.view(p.shape) for (name, p), x in zip(parameters.items(), parts, strict=True)}
-    layers = []
-    for name, own in sums.items():
+    sums, layers = {}, []
+    for name, part in zip(parameters, parts, strict=True):
+        own = sums[name] = part.view(parameters[name].shape)
         if (pair := rows[name]) is None:
             own.zero_()
         else:
@@ -564,6 +565,9 @@ def sums_at_once(
     # Just under clip_norm, as in `Pass._clipped`.
     bad = native.clip(layers, scale, clip_norm * (1 - _SLACK), LARGE)[0] if layers else 0
     return Sums(sums, bad, units.count) if bad >= 0 else None
+
+
+_DTYPE = attrgetter("dtype")
 
 
 def can_sum_at_once(parameters: Mapping[str, Tensor], units: UnitMap, cut: Cut, tables: SparseTables) -> bool:
@@ -575,7 +579,7 @@ def can_sum_at_once(parameters: Mapping[str, Tensor], units: UnitMap, cut: Cut, 
         and cut.is_flat
         and not tables.by_name
         and native.available()
-        and all(p.dtype != torch.float64 for p in parameters.values())
+        and torch.float64 not in set(map(_DTYPE, parameters.values()))
     )
 
 
@@ -693,6 +697,7 @@ class GhostClipping(PerUnitClipping):
         self._made: Made = []
         self.programs = Programs(module)
         self._found: tuple[Any, Arguments, Any, PassProgram | None] | None = None  # of the next batch
+        self._last_numbers: tuple[float, float] | None = None  # clip norm and scale that were checked
 
     def forward(
         self,
@@ -711,7 +716,9 @@ class GhostClipping(PerUnitClipping):
         nothing = not arguments.size or not torch.is_grad_enabled()
         if program is not None and program.tape is not None:
             _check_groups(groups, arguments.size)
-            clip_norm, scale = checks.positive("clip_norm", clip_norm), checks.positive("scale", scale)
+            if self._last_numbers != (clip_norm, scale):
+                clip_norm, scale = checks.positive("clip_norm", clip_norm), checks.positive("scale", scale)
+                self._last_numbers = clip_norm, scale
             job = self._job(program.tape.parameters, Replay(program, arguments), groups, clip_norm, scale, receive)
             if (taped := job.taped(program.tape)) is not None:
                 return taped
@@ -853,7 +860,7 @@ class _GhostJob:
             if tape.draws:
                 start.rewind()
             return None
-        return self.call.assemble(outputs, tuple(others))
+        return tape.output.filled(outputs, tuple(others))
 
     def finish_tape(self, tape: Tape, tensors: list[Any], gradients: Tensors) -> None:
         """The backward pass of a tape: the sums."""
@@ -1045,7 +1052,7 @@ class _Taped(torch.autograd.Function):
         ctx.job, ctx.tape, ctx.tensors = job, tape, tensors
         ctx.gate = None  # what gradients go through, see `loss`
         ctx.save_for_backward(*given)
-        return tuple([t.view_as(t) for t in outputs])
+        return tuple(map(Tensor.view_as, outputs, outputs))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:

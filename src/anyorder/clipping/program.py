@@ -417,7 +417,7 @@ class Tape:
             tensors[number] = constant
         _play(self._forward, tensors, self._device)
         first, second = self._outputs
-        made = tuple([tensors[i] for i in first]), tuple([tensors[i] for i in second])
+        made = tuple(map(tensors.__getitem__, first)), tuple(map(tensors.__getitem__, second))
         for number in self._dropped:
             tensors[number] = None
         return *made, tensors
@@ -887,10 +887,6 @@ def _trusted(name: Any) -> bool:
 _FACTS = attrgetter("requires_grad", "dtype", "shape", "device")
 
 
-def _facts(tensors: list[Tensor]) -> Any:
-    return list(map(_FACTS, tensors)), list(map(Tensor.stride, tensors))
-
-
 class Snapshot:
     """All that the code of a model can read by name, as it was; `holds` says whether it still is.
 
@@ -942,7 +938,9 @@ class Snapshot:
         for held, elements in self._sets:
             if held != elements:
                 return False
-        return bool(_facts(self.tensors) == (self._facts, self._strides))
+        if list(map(_FACTS, self.tensors)) != self._facts:
+            return False
+        return list(map(Tensor.stride, self.tensors)) == self._strides
 
     def name(self, names: Mapping[str, Any], name: str) -> None:
         """A name that a function reads."""

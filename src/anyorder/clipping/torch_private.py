@@ -220,12 +220,16 @@ def never_compiled(function: Function) -> Function:
     return function
 
 
+COMPILER = "torch._dynamo.config"
+"""Where the compiler's settings are, once it is loaded."""
+
+
 def compiler_leaves(kind: type[Tensor]) -> bool:
     """Have `torch.compile`, where it is loaded, run what it meets tensors of this kind in as it is written.
 
     Returns: whether that is new.
     """
-    config: Any = sys.modules.get("torch._dynamo.config")
+    config: Any = sys.modules.get(COMPILER)
     if config is None or kind in config.nontraceable_tensor_subclasses:
         return False
     config.nontraceable_tensor_subclasses.add(kind)

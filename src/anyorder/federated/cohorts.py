@@ -252,8 +252,8 @@ def choose_cohort(
     places = np.flatnonzero(candidates)
     asked = _in_order(source.derive(b"asked"), round, len(candidates), places)
     asked = asked[: cohort_size(report_goal, over_selection)]
-    coins = source.derive(b"dead").words(round, 0, len(candidates)) * 2.0**-32
-    dead = coins[asked] < drop_out
+    drawn = source.derive(b"dead").words(round, 0, len(candidates)) * 2.0**-32
+    dead = drawn[asked] < drop_out
     answers = _in_order(source.derive(b"answers"), round, len(candidates), asked[~dead])
     return Cohort(np.sort(answers[:report_goal]), np.sort(answers[report_goal:]), np.sort(asked[dead]))
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from anyorder import checks, durable
 from anyorder.checks import final
-from anyorder.clipping.bounded import ClippedSum, step_of
-from anyorder.clipping.clip_rules import Cut, Rule
+from anyorder.clipping.bounded import BLOCK, ClippedSum, step_of
+from anyorder.clipping.clip_rules import Cut, Flat, Rule
 from anyorder.errors import AnyorderError, ArgumentError, CheckpointError, ParticipationError, PlanError, TrainingError
 from anyorder.ledger import Units, as_units, plain
 from anyorder.plan.certificate import Certificate, Evidence
@@ -282,13 +282,14 @@ class Round:
         release: Release,
         layout: Layout,
         total: ClippedSum,
+        pieces: Layout,
         finish: Callable[[Units, Tensor, int, float], None],
         end: Callable[[], None],
         alone: Callable[[], AbstractContextManager[None]],
         *,
         largest: float,
     ) -> None:
-        self._release, self._layout, self._clipped = release, layout, total
+        self._release, self._layout, self._clipped, self._pieces = release, layout, total, pieces
         self._finish, self._end, self._alone, self._largest = finish, end, alone, largest
         self._dtype = torch.float64 if release.plan.grid is None else torch.int64
         self._sums = torch.zeros(layout.size, dtype=self._dtype)  # what others have added up
@@ -362,8 +363,8 @@ class Round:
         with self._free, self._alone():
             self._check_open()
             parts = self._clipped.finish()
-            vector = torch.cat([parts[name].reshape(-1) for name in self._layout.shapes]) + self._sums
-            further = [parts[name].reshape(1) for name in parts.keys() - self._layout.shapes.keys()]
+            vector = torch.cat([parts[name].reshape(-1) for name in self._pieces.shapes]) + self._sums
+            further = [parts[name].reshape(1) for name in parts.keys() - self._pieces.shapes.keys()]
             try:
                 self._finish(as_units(self._users), torch.cat([vector, *further]), self._step, self._clip_norm)
             finally:
@@ -442,7 +443,7 @@ class Round:
 
     def _add(self, rows: Tensor) -> None:
         if len(rows):
-            self._clipped.add(self._layout.named(rows), torch.arange(len(rows)), complete=True)
+            self._clipped.add(self._pieces.named(rows), torch.arange(len(rows)), complete=True)
 
     def _is_possible(self, own: Tensor, most: int) -> bool:
         """Whether so many cut messages can have this sum, and the model's precision the mean: a public rule.
@@ -641,10 +642,15 @@ class Server:
             if self._round is not None:
                 raise TrainingError(f"round {self.step} is open already: close() or discard() it first")
             self._check()
-            total = sum_of_nobody(self.layout, self._dtype, self.release, self._cut)
+            pieces = self.layout
+            if type(self._cut.factors) is Flat and pieces.size <= BLOCK:  # one norm, and no memory worth sparing
+                pieces = Layout({"message": (pieces.size,)})
+            total = sum_of_nobody(pieces, self._dtype, self.release, self._cut)
             least = min(torch.finfo(p.dtype).max for p in self._held.named.values())
             end = self._finish, self._ended, self._one_at_a_time
-            self._round = opened = Round(self.release, self.layout, total, *end, largest=least * self.plan.batch_size)
+            self._round = opened = Round(
+                self.release, self.layout, total, pieces, *end, largest=least * self.plan.batch_size
+            )
             return opened
 
     def eligible(self, users: Iterable[Any]) -> NDArray[np.bool_]:

@@ -311,14 +311,13 @@ struct JumpWork {
 static void run_jumps(void *argument) {
     JumpWork &work = *(JumpWork *)argument;
     const Jump &jump = *work.jump;
-    const uint64_t columns = jump.size + jump.normals + 1;
-    const uint64_t x = TILE * sizeof(float), factors = x + columns * STRETCH * sizeof(double);
-    const uint64_t ends = factors + jump.size * columns * sizeof(Factor), bytes = ends + jump.size * sizeof(int);
-    char *memory = (char *)std::aligned_alloc(64, (bytes + 63) / 64 * 64);
+    constexpr uint64_t VECTORS = 2 * 64;  // bytes that an instruction set carries at a time, at most
+    const uint64_t tile = (TILE + BLOCK) * sizeof(float), bytes = tile + (jump.size + jump.normals + 1) * VECTORS;
+    char *memory = (char *)std::aligned_alloc(64, bytes);
     if (!memory) return;
-    memset(memory, 0, factors);
+    memset(memory, 0, tile);
     ++work.working;
-    Room room = {(float *)memory, (double *)(memory + x), (Factor *)(memory + factors), (int *)(memory + ends)};
+    Room room = {(float *)memory, (double *)(memory + tile)};
     for (;;) {
         const uint64_t first = work.next.fetch_add(1) * ROWS;
         if (first >= jump.num_rows) break;
@@ -342,7 +341,7 @@ static void run_jumps(void *argument) {
 extern "C" {
 
 // Number of this interface: of the records in _kernel.h and of these functions.
-int anyorder_version() { return 3; }
+int anyorder_version() { return 4; }
 
 // The digest of the sources that this was made of; setup.py gives it.
 uint64_t anyorder_sources() { return ANYORDER_SOURCES; }
@@ -372,9 +371,12 @@ int anyorder_run(const anyorder::Step *step, int lanes, int threads, void *paral
     return work.working ? 0 : 1;
 }
 
-// Carry rows. Returns 0, or 1 where no thread had memory: then nothing was done. At most TILE_BLOCKS normals.
+// Carry rows. Returns 0, 1 where no thread had memory, or 2 where a row is not in the table or has no map: nothing was
+// done then. At most TILE_BLOCKS normals.
 int anyorder_jump(const anyorder::Jump *jump, int lanes, int threads, void *parallel) {
     using namespace anyorder;
+    for (uint64_t i = 0; i < jump->num_rows; ++i)
+        if (jump->rows[i] >= jump->table_rows || jump->which[i] >= jump->maps) return 2;
     if (!jump->num_rows || !jump->width) return 0;
     JumpWork work;
     work.jump = jump;

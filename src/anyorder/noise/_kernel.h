@@ -90,27 +90,19 @@ struct Jump {  // of rows of a table: s <- Phi s + R Z[ids] + into sum, for each
     int32_t padding;
     char *const *arrays;      // number i of row 0
     const uint64_t *strides;  // bytes from a row to the next
-    const uint64_t *rows;     // distinct ones
-    const uint64_t *which;    // the map of each
+    const uint64_t *rows;     // distinct ones, below `table_rows`
+    const uint64_t *which;    // the map of each, below `maps`
     const double *Phi, *R;    // (maps, size, size), (maps, size, normals)
     const uint64_t *ids;      // (maps, normals) rows of Z
-    const uint64_t *used;     // of each map: columns of R from here on are 0
     const void *sums;         // (rows, width), or null
     const double *into;       // (size,)
-    uint64_t num_rows, size, normals, width;
+    uint64_t num_rows, size, normals, width, maps, table_rows;
     uint64_t first;           // element of Z that belongs to the first coordinate of row 0
-};
-
-struct Factor {
-    double c;
-    int64_t x;
 };
 
 struct Room {  // a thread's memory for jumps
     float *tile;
     double *x;
-    Factor *factors;
-    int *ends;
 };
 
 }  // namespace anyorder

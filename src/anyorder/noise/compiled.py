@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 Vector = NDArray[np.float32]
 
-_VERSION = 3  # of the library's interface
+_VERSION = 4  # of the library's interface
 _LARGE = 1 << 20  # coordinates from which the missing kernel is worth a word
 
 SEGMENT = np.dtype([("data", "u8"), ("element", "u8"), ("length", "u8")])
@@ -54,8 +54,8 @@ SEGMENT = np.dtype([("data", "u8"), ("element", "u8"), ("length", "u8")])
 # num_tiles, num_segments, origin; scale, std, add, scattered.
 _STEP = struct.Struct("@32s2i10Qdf2i4x")
 # As in _kernel.h: key, rounds, types of the numbers and the sums; addresses of arrays, strides, rows, which, Phi, R,
-# ids, used, sums, into; num_rows, size, normals, width, first.
-_JUMP = struct.Struct("@32s3i4x15Q")
+# ids, sums, into; num_rows, size, normals, width, maps, table_rows, first.
+_JUMP = struct.Struct("@32s3i4x16Q")
 TYPES = {"float32": 0, "bfloat16": 1, "float16": 2, "float64": 3, "uint32": 4}
 _NUMBERS = {np.dtype(name): TYPES[name] for name in ("float32", "float64")}  # a dtype's name takes long to ask for
 
@@ -144,36 +144,25 @@ class Kernel:
         self.run(key, rounds, Program.of_row(0), segments, types, scattered=True, rows=own)
 
     def carry(
-        self,
-        key: NDArray[np.uint32],
-        rounds: int,
-        arrays: Sequence[NDArray[Any]],
-        rows: NDArray[np.int64],
-        Phi: NDArray[np.float64],
-        R: NDArray[np.float64],
-        ids: NDArray[np.int64],
-        used: NDArray[np.int64],
-        which: NDArray[np.int64],
-        first: int,
-        sums: NDArray[Any] | None = None,
-        into: NDArray[np.float64] | None = None,
-        threads: int | None = None,
-    ) -> None:
-        """Rows of a table: s <- Phi s + R Z[ids] + into sums, as `noise.lazy.carry` says, which checks all this.
+        self, key: NDArray[np.uint32], rounds: int, memory: "TableMemory", rows: NDArray[np.int64],
+        Phi: NDArray[np.float64], R: NDArray[np.float64], ids: NDArray[np.int64], which: NDArray[np.int64],
+        sums: NDArray[Any] | None = None, into: NDArray[np.float64] | None = None, threads: int | None = None,
+    ) -> None:  # fmt: skip
+        """Rows of a table: s <- Phi s + R Z[ids] + into sums, as `noise.lazy.carry` says, which checks all shapes.
 
-        Raises: MemoryError, and then nothing was done.
+        Raises: ArgumentError for rows that are not in the table, or have no map; MemoryError. Nothing was done then.
         """
-        addresses = np.array([x.ctypes.data for x in arrays], np.uint64)
-        strides = np.array([x.strides[0] for x in arrays], np.uint64)
-        kind = _NUMBERS[arrays[0].dtype]
         jump = _JUMP.pack(
-            key.tobytes(), rounds, kind, kind if sums is None else _NUMBERS[sums.dtype], addresses.ctypes.data,
-            strides.ctypes.data, rows.ctypes.data, which.ctypes.data, Phi.ctypes.data, R.ctypes.data, ids.ctypes.data,
-            used.ctypes.data, 0 if sums is None else sums.ctypes.data, 0 if into is None else into.ctypes.data,
-            len(rows), len(arrays), R.shape[2], arrays[0].shape[1], first,
+            key.tobytes(), rounds, memory.kind, 0 if sums is None else _NUMBERS[sums.dtype], *memory.addresses,
+            rows.ctypes.data, which.ctypes.data, Phi.ctypes.data, R.ctypes.data, ids.ctypes.data,
+            0 if sums is None else sums.ctypes.data, 0 if into is None else into.ctypes.data, len(rows),
+            len(memory.arrays), R.shape[2], memory.width, len(R), memory.num_rows, memory.first,
         )  # fmt: skip
         count = _threads() if threads is None else threads
-        if self._library.anyorder_jump(jump, self._path, count, parallel() if count > 1 else None):
+        failed = self._library.anyorder_jump(jump, self._path, count, parallel() if count > 1 else None)
+        if failed == 2:
+            raise ArgumentError(f"rows must lie in 0 .. {memory.num_rows - 1}, each with a map of the jump")
+        if failed:
             raise MemoryError("no memory for the noise kernel's tiles; nothing was changed")
 
     def transform(self, words: NDArray[np.uint32], further: NDArray[np.uint32]) -> NDArray[np.float32]:
@@ -184,6 +173,28 @@ class Kernel:
             self._path, words.ctypes.data, further.ctypes.data, out.ctypes.data, words.shape[1]
         )
         return out.T
+
+
+class TableMemory:
+    """The numbers of each coordinate of a table, where the kernel writes them.
+
+    Args:
+        arrays: (V, width) each, all float32 or all float64, rows contiguous: the numbers of a coordinate, in order.
+        first: element of Z of the first coordinate of row 0; they lie row-major.
+    """
+
+    def __init__(self, arrays: Sequence[NDArray[Any]], first: int) -> None:
+        kind, shape = arrays[0].dtype, arrays[0].shape
+        for x in arrays:
+            plain = x.strides[1] == x.itemsize or shape[1] < 2
+            if x.shape != shape or x.dtype != kind or kind not in _NUMBERS or not plain or x.strides[0] < 0:
+                raise ArgumentError("arrays must be float32 or float64, alike, with contiguous rows")
+        self.num_rows, self.width = shape
+        if not 0 <= first <= normals.MAX_ELEMENT - self.num_rows * self.width:
+            raise ArgumentError("elements of Z must lie in 0 .. 2^62")
+        self.arrays, self.first, self.kind = arrays, first, _NUMBERS[kind]
+        self._places = np.array([[x.ctypes.data for x in arrays], [x.strides[0] for x in arrays]], np.uint64)
+        self.addresses = self._places[0].ctypes.data, self._places[1].ctypes.data
 
 
 def kernel(name: str = "best") -> Kernel | None:
@@ -324,7 +335,7 @@ def _jumps_agree(kernel: Kernel) -> bool:
     table, sums = np.empty((4, 2, width), np.float32), np.linspace(-1, 1, 2 * width).reshape(2, width)
     for j, row in enumerate(table.reshape(8, width)):
         kernel.fill(key, 8, 2**33 + j, 0, row, threads=1)
-    rows, ids, used = np.array([3, 1]), np.array([[9, 2**40]]), np.array([2])
+    rows, ids = np.array([3, 1]), np.array([[9, 2**40]])
     Phi, R, into = np.array([[[0.999999, 0], [0.3, 1]]]), np.array([[[0.7, 0], [0.1, -0.2]]]), np.array([0, -0.0625])
     xi = np.empty((4, width), np.float32)
     kernel.fill_at(key, 8, np.tile(ids[0], 2), np.repeat(first + rows * width, 2), xi)
@@ -333,9 +344,8 @@ def _jumps_agree(kernel: Kernel) -> bool:
         x, z = table[row].astype(np.float64), xi[2 * i : 2 * i + 2].astype(np.float64)
         expected[row, 0] = x[0] * Phi[0, 0, 0] + z[0] * 0.7
         expected[row, 1] = x[0] * 0.3 + x[1] + z[0] * 0.1 + z[1] * -0.2 + sums[i] * -0.0625
-    kernel.carry(
-        key, 8, [table[:, 0], table[:, 1]], rows, Phi, R, ids, used, np.zeros(2, np.int64), first, sums, into, threads=1
-    )
+    memory = TableMemory([table[:, 0], table[:, 1]], first)
+    kernel.carry(key, 8, memory, rows, Phi, R, ids, np.zeros(2, np.int64), sums, into, threads=1)
     return table.tobytes() == expected.tobytes()
 
 

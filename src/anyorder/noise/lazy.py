@@ -21,7 +21,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from anyorder import checks
 from anyorder.errors import ArgumentError, CheckpointError, PlanError
-from anyorder.noise.normals import MAX_ELEMENT, MAX_ROW
+from anyorder.noise.compiled import TableMemory
+from anyorder.noise.normals import MAX_ROW
 from anyorder.noise.source import NoiseSource
 from anyorder.strategy import BandedInverse, Strategy, Tree
 from anyorder.strategy.base import Recurrence
@@ -437,9 +438,8 @@ class Jump(NamedTuple):
 def carry(
     source: NoiseSource,
     jump: Jump,
-    arrays: Sequence[NDArray[Any]],
+    memory: TableMemory,
     rows: Integers,
-    first: int,
     sums: NDArray[Any] | None = None,
     into: Floats | None = None,
 ) -> None:
@@ -448,30 +448,30 @@ def carry(
     Args:
         source: of the normals.
         jump: maps, and which one each row takes.
-        arrays: (V, width) each, all float32 or all float64, rows contiguous: the numbers of a coordinate, in order.
+        memory: the numbers of the table.
         rows: (k,) distinct rows.
-        first: element of Z of the first coordinate of row 0; they lie row-major.
         sums: (k, width) what the rows have as gradients, float32 or float64; or none.
         into: (D,) what a sum of 1 adds.
     Raises: ArgumentError for what does not fit; MemoryError. Nothing was changed then.
     """
-    _check_fits(jump, arrays, rows, first, sums, into)
-    if not len(rows) or not arrays[0].shape[1]:
-        return
-    used = _used(jump)
+    _check_fits(jump, memory, rows, sums, into)
     one = _one_source(source, jump.rows)
     kernel = None if one is None else one.kernel
-    if one is not None and kernel is not None and (jump.R.shape[2] <= _MOST_NORMALS or used.max() <= _MOST_NORMALS):
+    room = jump.R.shape[2] <= _MOST_NORMALS or _used(jump).max() <= _MOST_NORMALS
+    if one is not None and kernel is not None and room:
         kernel.carry(
-            one.key_words, one.rounds, arrays, np.ascontiguousarray(rows, np.int64), np.ascontiguousarray(jump.Phi),
-            np.ascontiguousarray(jump.R), np.ascontiguousarray(jump.rows), used,
-            np.ascontiguousarray(jump.which, np.int64), first, None if sums is None else np.ascontiguousarray(sums),
-            into,
+            one.key_words, one.rounds, memory, np.ascontiguousarray(rows, np.int64), np.ascontiguousarray(jump.Phi),
+            np.ascontiguousarray(jump.R), np.ascontiguousarray(jump.rows), np.ascontiguousarray(jump.which, np.int64),
+            None if sums is None else np.ascontiguousarray(sums), into,
         )  # fmt: skip
         return
-    made = carried(source, jump, np.stack([x[rows] for x in arrays]), rows, first, sums, into)
+    if len(rows) and not 0 <= rows.min() <= rows.max() < memory.num_rows:
+        raise ArgumentError(f"rows must lie in 0 .. {memory.num_rows - 1}, each with a map of the jump")
+    if not len(rows) or not memory.width:
+        return
+    made = carried(source, jump, np.stack([x[rows] for x in memory.arrays]), rows, memory.first, sums, into)
     with np.errstate(all="ignore"):
-        for x, new in zip(arrays, made, strict=True):
+        for x, new in zip(memory.arrays, made, strict=True):
             x[rows] = new
 
 
@@ -530,35 +530,20 @@ def _one_source(source: NoiseSource, ids: Integers) -> NoiseSource | None:
 
 
 def _check_fits(
-    jump: Jump,
-    arrays: Sequence[NDArray[Any]],
-    rows: Integers,
-    first: int,
-    sums: NDArray[Any] | None,
-    into: Floats | None,
+    jump: Jump, memory: TableMemory, rows: Integers, sums: NDArray[Any] | None, into: Floats | None
 ) -> None:
-    """The kernel writes where it is told: what it is told must be memory of the table."""
-    num_rows, width = shape = arrays[0].shape
-    D, u, kind = len(arrays), len(jump.Phi), arrays[0].dtype
-    w = jump.rows.shape[1]
-    for x in arrays:
-        plain = x.strides[1] == x.itemsize or width < 2
-        if x.shape != shape or x.dtype != kind or kind not in (np.float32, np.float64) or not plain or x.strides[0] < 0:
-            raise ArgumentError("arrays must be float32 or float64, alike, with contiguous rows")
+    """The kernel writes where it is told, and reads as far: which rows and maps there are, it asks for itself."""
+    D, u, w = len(memory.arrays), len(jump.Phi), jump.rows.shape[1]
     if jump.Phi.shape != (u, D, D) or jump.R.shape != (u, D, w) or jump.rows.shape != (u, w):
         raise ArgumentError(f"a jump of {jump.Phi.shape[1]} numbers does not fit {D} arrays")
-    if len(jump.which) != len(rows) or (len(rows) and not 0 <= jump.which.min() <= jump.which.max() < u):
+    if len(jump.which) != len(rows):
         raise ArgumentError("a jump must have a map for each row")
-    if len(rows) and not 0 <= rows.min() <= rows.max() < num_rows:
-        raise ArgumentError(f"rows must lie in 0 .. {num_rows - 1}, and some do not")
-    if not 0 <= first <= MAX_ELEMENT - num_rows * width or (jump.rows.size and jump.rows.min() < 0):
-        raise ArgumentError("elements of Z must lie in 0 .. 2^62, and its rows in 0 .. 2^63 - 1")
     if (sums is None) != (into is None):
         raise ArgumentError("sums and into go together")
     if sums is None or into is None:
         return
-    if sums.shape != (len(rows), width) or sums.dtype not in (np.float32, np.float64) or into.shape != (D,):
-        raise ArgumentError(f"sums must be {(len(rows), width)} in float32 or float64, got {sums.shape}")
+    if sums.shape != (len(rows), memory.width) or sums.dtype not in (np.float32, np.float64) or into.shape != (D,):
+        raise ArgumentError(f"sums must be {(len(rows), memory.width)} in float32 or float64, got {sums.shape}")
 
 
 # ----------------------------------------------------------------------------------------------------

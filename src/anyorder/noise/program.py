@@ -15,7 +15,7 @@ thirty lines what a program does, on NumPy arrays and on torch tensors alike; `c
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -215,8 +215,10 @@ def _vector(tape: list[Fields], value: Any) -> KernelTracer | None:
     return KernelTracer(tape, "zeros") if fresh else None
 
 
-def trace(strategy: Strategy, t: int, num_arrays: int) -> Trace:
-    """Step t from a state of so many arrays.
+def trace(strategy: Strategy, t: int, num_arrays: int, steps: int = 1) -> Trace:
+    """Step t from a state of so many arrays, and perhaps the next ones with it.
+
+    The outputs of those next ones, the last one first, then stand before the state after step t.
 
     Raises: ArgumentError for a step that does what `KernelTracer` cannot follow: no path could make its noise.
     """
@@ -231,7 +233,12 @@ def trace(strategy: Strategy, t: int, num_arrays: int) -> Trace:
     state: Any = tuple(KernelTracer(tape, "array", i) for i in range(num_arrays))
     try:
         noise, after = strategy.step(t, state, row)
-        made = [_vector(tape, vector) for vector in (noise, *after)]
+        outputs: list[Any] = []
+        later = after
+        for u in range(t + 1, t + steps):
+            output, later = strategy.step(u, later, row)
+            outputs.insert(0, output)
+        made = [_vector(tape, vector) for vector in (noise, *outputs, *after)]
     except (TypeError, AttributeError) as error:
         raise _refusal(strategy, t, str(error)) from error
     places = [vector.at for vector in made if vector is not None]
@@ -520,6 +527,8 @@ class NoiseState(Generic[A]):
         arrays: the strategy's state before it.
         most: number of arrays to hold at most; what the state leaves of it holds rows of Z that the next step uses too.
         new: makes an array.
+        together: steps that are made at once, of a strategy whose state is its last outputs. Those that are not due yet
+            are kept beside the state, which is then read once for all of them; the state between two steps is the same.
 
     Attributes:
         is_rows: whether step t is row t of Z, so that there is nothing to trace.
@@ -527,9 +536,15 @@ class NoiseState(Generic[A]):
             between leaves it set.
     """
 
-    def __init__(self, strategy: Strategy, t: int, arrays: list[A], most: int, new: Callable[[], A]) -> None:
+    def __init__(
+        self, strategy: Strategy, t: int, arrays: list[A], most: int, new: Callable[[], A], together: int = 1
+    ) -> None:
         self._strategy, self._most, self._new = strategy, most, new
-        self._kept = max(most, strategy.state_rows)  # arrays between two steps
+        self._kept = max(most, strategy.state_rows + together - 1)  # arrays between two steps
+        self._together = together
+        self._alike = strategy._steps_alike and most <= strategy.state_rows  # their program is made once
+        self._like: tuple[tuple[int, int, int], int, Compiled] | None = None
+        self._due: list[A] = []  # outputs of the next steps, the last one first
         self.t, self.arrays = t, arrays
         self.rows: dict[int, A] = {}
         self.free: list[A] = []
@@ -554,19 +569,32 @@ class NoiseState(Generic[A]):
         if self.is_rows:
             self._row.ops["row"] = self.t
             return Compiled(self._row, [], {}, 0), []
-        traced = trace(self._strategy, self.t, count)
+        if self._due:
+            shown = Program(np.empty(0, OP), np.empty(0, TERM), 1, ~count)
+            return Compiled(shown, [count, *range(count - 1)], {}, 0), [*self.arrays, self._due[-1], *self.free]
+        steps = min(self._together, self._strategy.n - self.t) if count == self._strategy.state_rows else 1
         given = [*self.arrays, *self.rows.values(), *self.free]
+        shape = count, len(given), steps
+        if self._like is not None and self._like[0] == shape:
+            _, before, made = self._like
+            ops = made.program.ops.copy()
+            ops["row"][ops["kind"] == Operation.GAUSS] += self.t - before
+            return made._replace(program=replace(made.program, ops=ops)), given
+        traced = trace(self._strategy, self.t, count, steps)
         stored = dict(zip(self.rows, range(count, len(given)), strict=False))
-        keep = self._rows_to_keep(traced) if self._most > len(traced.state) else ()
+        keep = self._rows_to_keep(traced) if steps == 1 and self._most > len(traced.state) else ()
         free = range(count + len(stored), len(given))
         made = compile_step(traced, count, stored, free, keep, max(self._most - len(given), 0))
+        self._like = (shape, self.t, made) if self._alike and made.num_arrays == len(given) else None
         while len(given) < made.num_arrays:
             given.append(self._new())
         return made, given
 
     def advance(self, made: Compiled, arrays: list[A]) -> None:
         """Take over the arrays after the step. Those that hold nothing any more are kept, as many as memory allows."""
-        self.arrays = [arrays[i] for i in made.state]
+        after = [arrays[i] for i in made.state]
+        early = len(after) - self._strategy.state_rows if self._together > 1 else 0
+        self._due, self.arrays = (after[:early], after[early:]) if early > 0 else (self._due[:-1], after)
         self.rows = {row: arrays[i] for row, i in made.rows.items()}
         used = {*made.state, *made.rows.values()}
         unused = [array for i, array in enumerate(arrays) if i not in used]

@@ -13,7 +13,7 @@ from anyorder.errors import ArgumentError, CheckpointError, StepsExhaustedError,
 from anyorder.noise.compiled import GROUP, CompiledPath, Targets, chosen, warn_if_missing, whole_groups
 from anyorder.noise.program import NoiseState
 from anyorder.noise.source import NoiseSource, integers
-from anyorder.strategy import Strategy, Tree
+from anyorder.strategy import Banded, Strategy, ToeplitzBanded, Tree
 from anyorder.strategy.registry import Structure, kind_of
 from anyorder.strategy.rescaled import Rescaled
 
@@ -91,7 +91,8 @@ class NoiseStream:
         start: first coordinate.
         memory: bytes, or text such as "4GB", that the stream may hold between steps. What the strategy's own state
             leaves of it holds rows of Z that the next step uses too; the other rows are made again. None holds the
-            state alone. The bits are the same.
+            state alone, and with 8 bands or more, where the kernel is, a quarter of it besides: so many steps are made
+            at once, which reads the state once for all of them. The bits are the same.
     """
 
     def __init__(
@@ -110,6 +111,7 @@ class NoiseStream:
         self._size = checks.integer("size", size, low=0, high=_MAX_ELEMENT)
         self._start = checks.integer("start", start, low=0, high=_MAX_ELEMENT - self._size)
         self._most = self._affordable(memory)
+        self._together = _together(strategy, None if memory is None else self._most) if source.kernel is not None else 1
         warn_if_missing(self._size)
         self._where = (source, self._std, self._start, self._size)
         self._go_on(CompiledPath(*self._where), 0, strategy.init(self._size))
@@ -118,7 +120,8 @@ class NoiseStream:
     def _go_on(self, path: "CompiledPath | TorchPath", t: int, state: Sequence[Vector]) -> None:
         """Make the steps from t on by this path, from a copy of the state before it."""
         arrays: list[Any] = path.load(state)
-        self._path, self._state = path, NoiseState(self._strategy, t, arrays, self._most, path.new)
+        together = self._together if isinstance(path, CompiledPath) else 1
+        self._path, self._state = path, NoiseState(self._strategy, t, arrays, self._most, path.new, together)
 
     @property
     def t(self) -> int:
@@ -268,6 +271,14 @@ class NoiseStream:
                 f"float32, {4 * least * length} bytes; give more, or choose a strategy that keeps less"
             )
         return most
+
+
+def _together(strategy: Strategy, most: int | None) -> int:
+    """Steps that are made at once where the state is the last outputs; `most` arrays are to be held, if that is set."""
+    if type(strategy) not in (ToeplitzBanded, Banded):
+        return 1
+    steps = max(1, (strategy.state_rows + 1) // 4)
+    return steps if most is None else min(steps, most - strategy.state_rows + 1)
 
 
 def check_step_left(t: int, n: int) -> None:

@@ -18,7 +18,7 @@ from anyorder.patterns import Listed, Participation, Pattern, PerEpoch, Separate
 from anyorder.strategy import cache, error
 from anyorder.strategy.banded_inverse import fits_banded_inverse
 from anyorder.strategy.base import DENSE_STEPS, Combination, Strategy
-from anyorder.strategy.blt import fit_blts
+from anyorder.strategy.blt import fit_blt, fit_blts
 from anyorder.strategy.dense import Dense, Optimum, solve_dense
 from anyorder.strategy.error import has_variances, squared_error
 from anyorder.strategy.fitting import OBJECTIVES, check_optimisable, describes_all, shuffled
@@ -444,6 +444,7 @@ def fit(
 
 _SIZE_WORDS = re.compile(r"^([0-9]+) ([a-z]+)$")
 _BY_WORDS = {kind.words: (kind, one.name) for kind, one in _FITTED.values()}
+_BLTS = next((kind, one.name) for kind, one in _FITTED.values() if one.function is fit_blt)
 
 
 def fit_named(
@@ -499,14 +500,11 @@ def fit_named(
         row, name = _BY_WORDS[kind]
         found = fit(name, workload, participation, objective, **sizes, **claim)
         return found if at_most else _of_size(found, row, sizes)
-    if (
-        words == "blt" and workload.n > _RESCALED and not participation.secret
-    ):  # there is one of this kind, quickly found
-        budget = _budget(max_state, max_cost)
-        fits = _blts(workload, participation, objective, budget)
-        known = _ranked(_open(fits, workload, participation, objective, budget))
-        if known:
-            return known[0].strategy
+    if _BY_WORDS.get(words) == _BLTS and workload.n > _RESCALED and not participation.secret:
+        budget = _budget(max_state, max_cost)  # without fits of the other kinds
+        found_blts = _blts(workload, participation, objective, budget)
+        if alone := _ranked(_open(found_blts, workload, participation, objective, budget)):
+            return alone[0].strategy
     known = choose(workload, participation, max_state, objective, max_cost=max_cost, **claim)
     for candidate in known:
         if words in ("auto", candidate.name, kind_in(candidate.name)):

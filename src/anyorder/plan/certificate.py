@@ -11,7 +11,7 @@ from math import inf, nextafter, sqrt
 from pathlib import Path
 from typing import Any
 
-from anyorder.accounting.curves import Curve, Gaussian
+from anyorder.accounting.curves import Curve, Gaussian, compose
 from anyorder.accounting.gaussian import NEIGHBOURS, compose_mus
 from anyorder.accounting.selection import step_mu
 from anyorder.checks import final
@@ -36,7 +36,7 @@ from anyorder.plan.cost import check_plan
 from anyorder.plan.isolation import Isolation, read_isolation
 from anyorder.plan.plan import FORMAT as PLAN_FORMAT
 from anyorder.plan.plan import Plan, checked_plan, close, plan_of
-from anyorder.plan.receipt import Receipt, receipt_key, receipt_root, receipts
+from anyorder.plan.receipt import Receipt, ReceiptTree, receipt_key, receipt_root, receipts
 from anyorder.strategy.sensitivity import sensitivity
 
 # ----------------------------------------------------------------------------------------------------
@@ -204,6 +204,9 @@ def read_realised(plan: Plan, steps: int, data: Any) -> Realised:
 FORMAT = "anyorder-certificate/2"
 PUBLIC_STOP = "the run ended before its last planned step for a reason that was not read off what it released"
 """What an owner states of a run that stopped early: no file can show it."""
+PUBLIC_RESTART = "the starts before this one ended for reasons that were not read off what they released"
+"""What an owner states of a run that was started over: then each earlier start counts by its steps."""
+_MOST_STARTS = 100
 EVIDENCE_FORMAT = "anyorder-evidence/1"
 _MOST_WEIGHTS = 10_000
 _NOTE = ".withdrawn.json"  # run.privacy.withdrawn.json
@@ -237,6 +240,10 @@ class Certificate:
             Empty where nobody said it, and in older certificates.
         withdrawal: SHA-256 of what only the run's owner can show: a note that shows it withdraws the certificate, see
             `Evidence.withdraw`. Empty in older certificates.
+        earlier: (fingerprint of the noise key, steps) of each start whose place this run took, on the same data with
+            the same plan: what they released counts in `curve` and `epsilon`. The record digest and receipts are bound
+            to it.
+        seal: HMAC-SHA256 of `weights` under the key of the record digest: evidence shows that one was edited.
     """
 
     plan: Plan
@@ -249,16 +256,31 @@ class Certificate:
     isolation: Isolation | None = field(default=None, compare=False)
     weights: tuple[str, ...] = field(default=(), compare=False)
     withdrawal: str = field(default="", compare=False)
+    earlier: tuple[tuple[str, int], ...] = ()
+    seal: str = field(default="", compare=False)
 
     @property
     def curve(self) -> Curve:
-        """Of the plan, for `anyorder.compose` with those of other runs on the same people."""
-        return self.plan.curve
+        """Of the plan, and of all starts before; for `anyorder.compose` with other runs on the same people.
+
+        An earlier start counts as a whole run of the plan: what it released may have decided on its end, and then the
+        curve of its steps alone is no claim. Where the owner states `PUBLIC_RESTART`, it counts by its steps.
+        """
+        return compose(*self.curves_before, self.plan.curve) if self.earlier else self.plan.curve
+
+    @property
+    def curves_before(self) -> list[Curve]:
+        """Of each earlier start."""
+        by_steps = PUBLIC_RESTART in self.stated
+        return [_curve_of_start(self.plan, steps) if by_steps else self.plan.curve for _, steps in self.earlier]
 
     @property
     def epsilon(self) -> float:
-        """Of the plan, at `plan.delta`: the claim of the run. What was realised may be less: `realised.epsilon`."""
-        return self.plan.epsilon
+        """At `plan.delta`: the plan's, or with starts before this one that of all together: the claim of the run.
+
+        What was realised may be less: `realised.epsilon`.
+        """
+        return max(self.plan.epsilon, self.curve.epsilon(self.plan.delta)) if self.earlier else self.plan.epsilon
 
     def save(self, path: str | Path) -> None:
         """Write the certificate as JSON."""
@@ -272,11 +294,21 @@ class Certificate:
             **_words(self.isolation),
             **({"weights": list(self.weights)} if self.weights else {}),
             **({"withdrawal": self.withdrawal} if self.withdrawal else {}),
+            **({"seal": self.seal} if self.seal else {}),
+            **({"earlier": {"starts": _starts(self.earlier), "epsilon": self.epsilon}} if self.earlier else {}),
         })  # fmt: skip
 
     def facts(self) -> list[tuple[str, str]]:
         """(name, text): the plan's, and what is known after the run. `print(certificate)` shows them."""
         first, *rest = self.plan.facts()
+        if self.earlier:
+            steps = ", ".join(str(one) for _, one in self.earlier)
+            together = f"epsilon <= {rounded_up(self.epsilon)} at delta = {self.plan.delta:g}"
+            first, rest = ("privacy", f"{together}, of this run and of what was released before it was started over"), [
+                ("started over", f"{counted(len(self.earlier), 'time')}, after {steps} step(s)"),
+                ("one run", first[1]),
+                *rest,
+            ]  # fmt: skip
         realised = [] if self.realised is None else [("realised", self.realised.describe(self.steps))]
         stated = [("stated", f"by the owner: {text}") for text in self.stated]
         apart = [] if self.isolation is None else self.isolation.facts()
@@ -304,7 +336,7 @@ class Certificate:
         Args:
             large: compute mu, however long it takes, for files of one's own.
         """
-        claim = _claim(self.plan, self.steps, self.key_fingerprint, self.isolation)
+        claim = _claim(self.plan, self.steps, self.key_fingerprint, self.isolation, self.earlier)
         receipt.check(self.plan, self.steps, claim, self.receipt_root, large=large)
         if self.realised is not None:
             nearest = min((b - a for a, b in pairwise(receipt.steps)), default=self.plan.n)
@@ -327,6 +359,8 @@ class Certificate:
             "isolation",
             "weights",
             "withdrawal",
+            "earlier",
+            "seal",
         } & data.keys()  # an owner may not show them, and older ones have none
         check_names("certificate", data, {"format", "plan", "claims", "run"} | optional)
         run = check_names("run", data["run"], {"steps", "key_fingerprint", "record_digest", "receipt_root"})
@@ -338,12 +372,15 @@ class Certificate:
             raise CertificateError(
                 f"steps must be an integer from 0 to {plan.n}, the planned ones, got {quoted(steps)}"
             )
-        stated = _read_stated(plan, steps, data["stated"]) if "stated" in optional else ()
+        starts = _read_starts(plan, fingerprint, data["earlier"]) if "earlier" in optional else ()
+        stated = _read_stated(plan, steps, bool(starts), data["stated"]) if "stated" in optional else ()
         isolation = read_isolation(plan, data["isolation"]) if "isolation" in optional else None
         realised = None
         if "realised" in optional:
             with bounded(not large):
                 realised = read_realised(plan, steps, data["realised"])
+            if starts:
+                raise CertificateError("the certificate has a realised epsilon, and its run was started over")
             if steps < plan.n and not stated:
                 raise CertificateError(
                     f"the certificate has a realised epsilon, and its run took {steps} of {plan.n} steps: that may be "
@@ -352,7 +389,54 @@ class Certificate:
                 )
         weights = _read_weights(data["weights"]) if "weights" in optional else ()
         withdrawal = hexadecimal(data, "withdrawal", 64) if "withdrawal" in optional else ""
-        return cls(plan, steps, fingerprint, digest, root, realised, stated, isolation, weights, withdrawal)
+        seal = hexadecimal(data, "seal", 64) if "seal" in optional else ""
+        made = cls(
+            plan, steps, fingerprint, digest, root, realised, stated, isolation, weights, withdrawal, starts, seal
+        )
+        if starts:
+            with bounded(not large):
+                epsilon = made.epsilon
+            if not close(data["earlier"]["epsilon"], epsilon):
+                raise CertificateError(
+                    f"the certificate claims epsilon = {quoted(data['earlier']['epsilon'])} with the starts before it; "
+                    f"recomputed it is {epsilon!r}"
+                )
+        return made
+
+
+def _starts(earlier: tuple[tuple[str, int], ...]) -> list[dict[str, Any]]:
+    return [{"key_fingerprint": fingerprint, "steps": steps} for fingerprint, steps in earlier]
+
+
+def _read_starts(plan: Plan, own: str, data: Any) -> tuple[tuple[str, int], ...]:
+    """The starts before a run; what they come to is recomputed by the caller."""
+    found = check_names("earlier", data, {"starts", "epsilon"})["starts"]
+    if type(found) is not list or not 0 < len(found) <= _MOST_STARTS:
+        raise CertificateError(f"starts must be a list of 1 to {_MOST_STARTS}, got {quoted(found, 70)}")
+    starts = []
+    for one in found:
+        check_names("a start", one, {"key_fingerprint", "steps"})
+        if type(one["steps"]) is not int or not 0 < one["steps"] <= plan.n:
+            raise CertificateError(
+                f"steps of a start must be an integer from 1 to {plan.n}, got {quoted(one['steps'])}"
+            )
+        starts.append((hexadecimal(one, "key_fingerprint", 32), one["steps"]))
+    if len({own, *(fingerprint for fingerprint, _ in starts)}) <= len(starts):
+        raise CertificateError("two starts of the run are of one noise key: of them nothing can be claimed")
+    return tuple(starts)
+
+
+def _curve_of_start(plan: Plan, steps: int) -> Curve:
+    """Of the first steps of a plan, whose number nobody chose by what they released.
+
+    What they released is a part of what all steps do, so that the plan's curve holds. A unit is in no more of them than
+    fit at the plan's distance, and where units come k times in fewer steps, k is all that is used: mu of
+    MinSeparation(n, b, k) bounds the mu of any such pattern.
+    """
+    order = plan.participation
+    k = min(order.max_participations, 1 + (steps - 1) // order.min_separation)
+    found = realised_claim(plan, k, order.min_separation if k > 1 else plan.n) if is_claimable(plan) else None
+    return plan.curve if found is None else Gaussian(found.mu, neighbours=plan.neighbours, unit=plan.unit)
 
 
 def _read_weights(data: Any) -> tuple[str, ...]:
@@ -361,13 +445,14 @@ def _read_weights(data: Any) -> tuple[str, ...]:
     return tuple(hexadecimal({"a digest of weights": one}, "a digest of weights", 64) for one in data)
 
 
-def _read_stated(plan: Plan, steps: int, data: Any) -> tuple[str, ...]:
+def _read_stated(plan: Plan, steps: int, has_starts: bool, data: Any) -> tuple[str, ...]:
     """What the owner states; only what this package writes, and only of a run that it can be true of."""
-    if data != [PUBLIC_STOP] or steps == plan.n:
+    if (data != [PUBLIC_STOP] or steps == plan.n) and (data != [PUBLIC_RESTART] or not has_starts):
         raise CertificateError(
-            f"stated must be what this package writes of a run that stopped early, got {quoted(data)}"
+            "stated must be what this package writes of a run that stopped early, or was started over, got "
+            f"{quoted(data)}"
         )
-    return (PUBLIC_STOP,)
+    return tuple(data)
 
 
 @dataclass(frozen=True)
@@ -382,6 +467,7 @@ class Evidence:
         key_fingerprint: as in the certificate.
         record_key: 32 bytes, the key of record digest and receipts; the noise key does not follow from it.
         isolation: how units were kept apart, as the certificate has it.
+        earlier: what was started over, as the certificate has it.
     """
 
     plan: Plan
@@ -389,14 +475,16 @@ class Evidence:
     key_fingerprint: str
     record_key: bytes = field(repr=False)
     isolation: Isolation | None = None
+    earlier: tuple[tuple[str, int], ...] = ()
     _made: dict[str, Certificate] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _trees: dict[str, ReceiptTree] = field(default_factory=dict, init=False, repr=False, compare=False)
     _realised: dict[tuple[int, int], Realised | None] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
     @property
     def certificate(self) -> Certificate:
-        """The claim that this evidence backs. Cost: about 8 us for each unit that took part, once for a record."""
+        """The claim that this evidence backs. Cost: about 3 us for each unit that took part, once for a record."""
         record = self._record()
         if record not in self._made:  # the ledger of a run that goes on has another record then
             self._made.clear()
@@ -420,12 +508,21 @@ class Evidence:
     def _certificate(self, record: str) -> Certificate:
         shown, steps = self.plan.public(), self.ledger.step
         digest = hmac.new(self.record_key, record.encode(), sha256).hexdigest()
-        claim = _claim(shown, steps, self.key_fingerprint, self.isolation)
+        claim = _claim(shown, steps, self.key_fingerprint, self.isolation, self.earlier)
         root = receipt_root(self.ledger, receipt_key(self.record_key, record), claim)
         withdrawal = sha256(self._withdrawal_secret).hexdigest()
         return Certificate(
-            shown, steps, self.key_fingerprint, digest, root, isolation=self.isolation, withdrawal=withdrawal
-        )
+            shown, steps, self.key_fingerprint, digest, root, isolation=self.isolation, withdrawal=withdrawal,
+            earlier=self.earlier,
+        )  # fmt: skip
+
+    def naming(self, certificate: Certificate, weights: tuple[str, ...]) -> Certificate:
+        """The certificate of this run with the digests of its weights, sealed: an edited one is found with evidence."""
+        return replace(certificate, weights=weights, seal=self._seal(weights)) if weights else certificate
+
+    def _seal(self, weights: tuple[str, ...]) -> str:
+        text = canonical({"weights": list(weights), "record": self._record()})
+        return hmac.new(self.record_key, f"anyorder weights 1\n{text}".encode(), sha256).hexdigest()
 
     @property
     def _withdrawal_secret(self) -> bytes:
@@ -463,8 +560,8 @@ class Evidence:
         if isolation == self.isolation:
             return self
         other = replace(self, isolation=isolation)
-        object.__setattr__(other, "_made", self._made)
-        object.__setattr__(other, "_realised", self._realised)
+        for shared in ("_made", "_trees", "_realised"):
+            object.__setattr__(other, shared, getattr(self, shared))
         return other
 
     def shown(self, *, public_stop: bool = False) -> Certificate:
@@ -472,8 +569,12 @@ class Evidence:
 
         Args:
             public_stop: the owner states that a run of fewer steps than planned ended for a reason that was not read
-                off what it released. The certificate says so. After all steps there is nothing to state.
+                off what it released. The certificate says so. After all steps there is nothing to state. Of a run that
+                was started over: that the starts before it ended so. Nothing is realised then, and each counts by its
+                steps.
         """
+        if self.earlier:
+            return replace(self.certificate, stated=(PUBLIC_RESTART,) if public_stop else ())
         early = self.ledger.step < self.plan.n
         realised = self.realised if public_stop or not early else None
         stated = (PUBLIC_STOP,) if early and realised is not None else ()
@@ -488,14 +589,21 @@ class Evidence:
         return self.receipts([unit])[0]
 
     def receipts(self, units: Iterable[Any]) -> list[Receipt]:
-        """The receipts of many units, in their order, from one tree: for 10^6 units it takes some seconds."""
+        """The receipts of many units, in their order.
+
+        Cost: the tree of all units once for a record, 4 seconds and 200 MB for 10^6, which is kept; then 15 ms a unit.
+        """
         if "record" in self.plan.on_device:
             raise ArgumentError("there are no receipts where the record is on devices: this one names nobody")
-        return receipts(self.ledger, receipt_key(self.record_key, self._record()), self.plan, units)
+        record = self._record()
+        if record not in self._trees:
+            self._trees.clear()
+            self._trees[record] = ReceiptTree(self.ledger, receipt_key(self.record_key, record))
+        return receipts(self._trees[record], self.plan, units)
 
     def _record(self) -> str:
         text = {"plan": self.plan.public().digest, "steps": self.ledger.step, "key": self.key_fingerprint}
-        return canonical({**text, "history": self.ledger.digest(), **_words(self.isolation)})
+        return canonical({**text, "history": self.ledger.digest(), **_words(self.isolation, self.earlier)})
 
     def save(self, path: str | Path) -> None:
         """Write the evidence as JSON, readable by the owner of the file only."""
@@ -545,12 +653,16 @@ class Evidence:
             raise CertificateError("the evidence names units, and the plan leaves the record to devices")
         evidence = cls(
             replace(certificate.plan, participation=order), ledger, certificate.key_fingerprint, key,
-            certificate.isolation,
+            certificate.isolation, certificate.earlier,
         )  # fmt: skip
         with bounded(not large):
             same = evidence.certificate == certificate
         if not same:
             raise CertificateError("the evidence holds another record than the one that the certificate was made of")
+        if certificate.weights and not hmac.compare_digest(certificate.seal, evidence._seal(certificate.weights)):
+            raise CertificateError(
+                "the weights that the certificate names are not those that the run's owner named: a digest was altered"
+            )
         shown = certificate.realised
         if shown is not None and (shown.max_participations, shown.min_separation) != ledger.realised_bounds():
             raise CertificateError(
@@ -626,10 +738,14 @@ def _check_withdrawn(certificate: Certificate, path: Path) -> bool:
     raise CertificateError(f"the owner withdrew this certificate on {when}: {reason}. Do not rely on it")
 
 
-def _claim(shown: Plan, steps: int, fingerprint: str, isolation: Isolation | None) -> str:
+def _claim(
+    shown: Plan, steps: int, fingerprint: str, isolation: Isolation | None, earlier: tuple[tuple[str, int], ...]
+) -> str:
     """What the root of the receipts is bound to: a certificate that claims anything else has other receipts."""
-    return canonical({"plan": shown.digest, "steps": steps, "key": fingerprint, **_words(isolation)})
+    return canonical({"plan": shown.digest, "steps": steps, "key": fingerprint, **_words(isolation, earlier)})
 
 
-def _words(isolation: Isolation | None) -> dict[str, dict[str, str]]:
-    return {} if isolation is None else {"isolation": isolation.to_dict()}
+def _words(isolation: Isolation | None, earlier: tuple[tuple[str, int], ...] = ()) -> dict[str, Any]:
+    """What record digest and receipts are bound to besides."""
+    starts = {"earlier": _starts(earlier)} if earlier else {}
+    return {**starts} if isolation is None else {"isolation": isolation.to_dict(), **starts}

@@ -20,7 +20,7 @@ from anyorder.noise.stream import first_new_row
 from anyorder.patterns import Participation
 from anyorder.plan.plan import Plan
 from anyorder.release.checkpoint import load, save_atomic
-from anyorder.release.journal import Journal
+from anyorder.release.journal import Journal, check_same_plan
 from anyorder.release.ranks import Ranks
 
 State = dict[str, Any]
@@ -36,14 +36,22 @@ class RunFiles:
     Args:
         path: the checkpoint file; None for a run that keeps nothing.
         ledger_on_disk: whether the ledger has a file of its own beside it.
+        start_over: move a run that took steps aside, and begin again with another key.
+
+    Attributes:
+        earlier: (fingerprint of the key, steps that count) of each start that was moved aside; after `begin`.
     """
 
-    def __init__(self, path: Path | None, group: Ranks, ledger_on_disk: bool = False) -> None:
+    def __init__(self, path: Path | None, group: Ranks, ledger_on_disk: bool = False, start_over: bool = False) -> None:
+        if start_over and path is None:
+            raise ArgumentError("start_over=True needs checkpoint=, which says what was begun")
         if ledger_on_disk and (path is None or group.size > 1):
             raise ArgumentError(
                 "ledger_on_disk needs checkpoint=, beside which its file is kept, and one process, which writes it"
             )
         self._path, self._group, self._ledger_on_disk = path, group, ledger_on_disk
+        self._start_over = start_over
+        self.earlier: list[tuple[str, int]] = []
         self._journal: Journal | None = None  # on the first rank
         self._renewals: list[tuple[int, bytes]] = []
         self._doubtful_end: list[int] = []  # n, where steps may be missing and none is left to draw anew
@@ -72,6 +80,8 @@ class RunFiles:
             raise CheckpointError(
                 f"the folder of checkpoint={str(path)!r} is not there; make it, or choose another file"
             )
+        if self._start_over:
+            self._move_aside(path, plan)
         if not path.exists():
             return None
         state = load(path)
@@ -90,6 +100,48 @@ class RunFiles:
             )
         return state
 
+    def _move_aside(self, path: Path, plan: Plan) -> None:
+        """Put away the run of this file, if it took a step or may have taken one.
+
+        How many of its steps count is written into its journal before anything is moved, and the journal is moved last:
+        a kill leaves what the next start refuses, or counts.
+        """
+        told, taken = _told(plan), 0
+        journal = Journal.of_any_run(path)
+        if path.exists():
+            try:
+                taken, key = self._taken(plan)
+            except _Unreadable:  # how far it came is not known
+                taken, key = plan.n, None
+            if journal is None and taken and key is not None:
+                run_id = NoiseSource(key).derive(plan.digest.encode()).fingerprint()
+                journal = Journal.create(path, run_id, told)
+                taken = plan.n  # steps after the checkpoint were in the journal that is gone
+        if journal is None:
+            return
+        try:
+            check_same_plan(journal, told)
+            is_whole = journal.doubt is None and not journal.missing(0)
+            steps = max(journal.next_step, journal.ended, taken) if is_whole else plan.n
+            journal.end(min(steps, plan.n), told)
+            real = Path(os.path.realpath(path))
+            journal.move_aside([real, real.with_name(f"{real.name}.ledger")])
+        finally:
+            journal.close()
+
+    def _taken(self, plan: Plan) -> tuple[int, bytes]:
+        """Steps of the checkpoint that is there, and its key."""
+        assert self._path is not None
+        try:
+            state = load(self._path)
+        except CheckpointError as problem:
+            raise _Unreadable from problem
+        if Plan.from_dict(json.loads(state["plan"])).digest != plan.digest:
+            raise CheckpointError(
+                f"{self._path} belongs to another plan: start over with that plan, or choose another checkpoint file"
+            )
+        return int(state["stream"]["t"]), state["key"]
+
     def begin(self, place: str, source: NoiseSource, plan: Plan, state: State | None) -> NoiseSource:
         """Begin the journal, or go on with it; the source of the rows of Z, renewed where it must be.
 
@@ -101,12 +153,26 @@ class RunFiles:
         """
         self._run_id, self._key = source.fingerprint(), source.key
         self._is_saved = state is not None
+        self.earlier = self._group.by_first(place, lambda: self._earlier(plan, state))
         self._renewals = self._group.by_first(place, lambda: self._begin(plan, state))
         for step, nonce in self._renewals:
             row = first_new_row(plan.strategy, step)
             assert row is not None
             source = source.renewed(row, nonce)
         return source
+
+    def _earlier(self, plan: Plan, state: State | None) -> list[tuple[str, int]]:
+        if self._path is None:
+            return []
+        if state is not None:
+            return [(str(run), int(steps)) for run, steps in state.get("earlier", [])]
+        found = Journal.earlier(self._path, _told(plan), plan.n)
+        if self._run_id in [run for run, _ in found]:
+            raise CheckpointError(
+                f"the noise of this key was released by an earlier start in {self._path}: leave key= out, which draws "
+                "a new one"
+            )
+        return found
 
     def ledger(self, participation: Participation, state: State | None) -> Ledger:
         """The ledger of the run, as the checkpoint has it; after `begin`, which keeps other processes away.
@@ -158,7 +224,10 @@ class RunFiles:
             return []
         step = 0 if state is None else state["stream"]["t"]
         known = [] if state is None else [(int(t), bytes(nonce)) for t, nonce in state["renewals"]]
-        journal = (Journal.create if state is None else Journal.open)(self._path, self._run_id)
+        if state is None:
+            journal = Journal.create(self._path, self._run_id, _told(plan))
+        else:
+            journal = Journal.open(self._path, self._run_id)
         try:
             renewals = self._agreed(journal, known)
             if missing := journal.missing(step):
@@ -305,6 +374,8 @@ class RunFiles:
             assert self._journal is not None
             self._journal.check_open()
             whole = {**state, "ranks": self._group.size, "renewals": self._renewals, "machine": _machine()}
+            if self.earlier:
+                whole["earlier"] = self.earlier
             save_atomic(path, whole, self._run_id)
 
         self._group.by_first(place, write)
@@ -314,6 +385,15 @@ class RunFiles:
         """Let another process resume the run."""
         if self._journal is not None:
             self._journal.close()
+
+
+class _Unreadable(Exception):
+    """A checkpoint that is damaged."""
+
+
+def _told(plan: Plan) -> bytes:
+    """What a journal says of its plan."""
+    return bytes.fromhex(plan.digest)[:16]
 
 
 def _machine() -> str:

@@ -1,6 +1,7 @@
 """The journal of a run: what each step used its noise on, so that no noise is used on two different data."""
 
 import gc
+import glob
 import os
 import re
 import struct
@@ -16,7 +17,8 @@ from anyorder.errors import ArgumentError, CheckpointError
 _MARK = b"anyorder journal 2\n"
 _ANY_MARK = b"anyorder journal "
 _RECORD = struct.Struct("<cQ16sQ8s")  # kind, number, content, time of the change in ns, checksum
-_STEP, _RENEWAL, _FILE = b"s", b"r", b"f"  # (step, digest), (step, nonce), (inode, nothing)
+_STEP, _RENEWAL, _FILE = b"s", b"r", b"f"  # (step, digest), (step, nonce), (inode, of which plan)
+_END = b"e"  # (steps that count, of which plan): another start takes the place of this one
 _FLUSH = b"t"  # (next step, digest of the tables that were shown)
 _SAME_TIME = 100_000  # ns by which the file's own time may be later than that in its last record
 _TICK = 10_000_000  # and earlier: systems note the time of their last tick
@@ -47,6 +49,8 @@ class Journal:
         path: the file.
         doubt: why the journal may lack steps; None for the file that the run wrote.
         renewals: (step, nonce) in their order: from this step on, new rows come from a key of this nonce.
+        plan: 16 bytes of the digest of the run's plan; zeros in a journal of an earlier version.
+        ended: steps that count, where the run was said to be over; else 0.
     """
 
     def __init__(self, log: durable.Log, run_id: str) -> None:
@@ -58,14 +62,18 @@ class Journal:
         self._head = _MARK + run_id.encode() + b"\n"
         self._entries: dict[int, bytes] = {}
         self._flushes: dict[int, bytes] = {}
+        self.plan = bytes(16)
+        self.ended = 0
         self._last = (0, 0)  # inode, and time of the last record
         _open_journals.add(self)
 
     @classmethod
-    def create(cls, checkpoint: str | Path, run_id: str) -> "Journal":
+    def create(cls, checkpoint: str | Path, run_id: str, plan: bytes = bytes(16)) -> "Journal":
         """The journal of a run that has no checkpoint yet. What a run left that took no step is replaced. Where the
         run is this very one, of a key that was given, its steps are replayed.
 
+        Args:
+            plan: 16 bytes of the digest of its plan.
         Raises: CheckpointError if another run is using the checkpoint file, or took steps and its checkpoint is gone,
             or the folder is not there or not writable.
         """
@@ -78,12 +86,12 @@ class Journal:
                 raise CheckpointError(
                     f"{journal.path} is of a run that took steps, and whose checkpoint {checkpoint} is gone: a new run "
                     "on the same data would be released beside it, with other noise. Put the checkpoint back to go on "
-                    "with that run. Or begin another one in a checkpoint file of another name, and leave the journal: "
-                    "what both tell of a unit adds up (ao.compose of both plans; in a budget, an entry for each)"
+                    "with that run. Or begin again with start_over=True: then certificate and budget count what that "
+                    "run released too"
                 )
             elif data.startswith(_ANY_MARK) or _ANY_MARK.startswith(data.rstrip(b"\0")):
                 journal._log.append(journal._head)
-                journal._put(_FILE, journal._log.stat().st_ino, bytes(16))
+                journal._put(_FILE, journal._log.stat().st_ino, plan)
             else:
                 raise CheckpointError(f"{journal.path} is no journal of anyorder, and not replaced; move it away")
             durable.sync_folder(journal.path.parent)
@@ -141,6 +149,70 @@ class Journal:
             )
         return journal
 
+    @classmethod
+    def of_any_run(cls, checkpoint: str | Path) -> "Journal | None":
+        """The journal of whichever run has taken steps with this checkpoint file; None where there is none.
+
+        Raises: CheckpointError as `open`, but not for records that were altered: `doubt` says so.
+        """
+        if not cls.has_steps(checkpoint):
+            return None
+        head = _path_of(checkpoint).read_bytes().split(b"\n", 2)[1]
+        journal = cls._acquire(checkpoint, head.decode("ascii", "replace"), create=False)
+        try:
+            journal._read(journal._log.read())
+        except CheckpointError:
+            journal.doubt = "its records were altered"
+        except OSError as problem:
+            journal.close()
+            raise CheckpointError(f"the journal {journal.path} cannot be read: {problem}") from problem
+        return journal
+
+    def end(self, steps: int, plan: bytes) -> None:
+        """Write down, on the disk, that another start takes the place of this one, of which so many steps count."""
+        self._commit(_END, steps, plan, "nothing was started over", "start over again")
+
+    def move_aside(self, others: list[Path]) -> None:
+        """Keep the file as that of an earlier start, numbered, and before it the others of the run; and let go of it.
+
+        Raises: CheckpointError. What a kill leaves is refused without start_over=True, or is found by `earlier`.
+        """
+        folder = self.path.parent
+        number = 1 + max((int(path.suffix[1:]) for path in _set_aside(self.path)), default=0)
+        try:
+            for path in others:
+                if path.exists():
+                    durable.move(path, folder / f".{path.name}.{number}")
+            durable.move(self.path, folder / f"{self.path.name}.{number}")
+        except OSError as problem:
+            raise CheckpointError(f"the files of the run before cannot be moved aside: {problem}") from problem
+        finally:
+            self.close()
+
+    @staticmethod
+    def earlier(checkpoint: str | Path, plan: bytes, most: int) -> list[tuple[str, int]]:
+        """(run_id, steps that count) of each start that `move_aside` has put away, in their order.
+
+        Args:
+            plan: 16 bytes of the plan's digest, which must be theirs.
+            most: steps that count where a file does not say how many.
+        Raises: CheckpointError where one was of another plan: what it released has another curve.
+        """
+        found = []
+        for path in _set_aside(_path_of(checkpoint)):
+            data = path.read_bytes()
+            head, last = data.split(b"\n", 2)[1], data[-_RECORD.size :]
+            kind, steps, content, *_ = _RECORD.unpack(last) if len(last) == _RECORD.size else (b"", 0, b"")
+            if kind == _END and content != plan:
+                raise CheckpointError(_OTHER_PLAN.format(path))
+            found.append((head.decode("ascii", "replace"), min(steps, most) if kind == _END else most))
+        return found
+
+    @staticmethod
+    def has_earlier(checkpoint: str | Path) -> bool:
+        """Whether a start was moved aside from this checkpoint file."""
+        return bool(_set_aside(_path_of(checkpoint)))
+
     @staticmethod
     def has_steps(checkpoint: str | Path) -> bool:
         """Whether the journal of a checkpoint file, of any run, has steps. False where there is no journal."""
@@ -162,7 +234,7 @@ class Journal:
         end = len(data.rstrip(b"\0"))  # zeros behind it are what a loss of power leaves
         while self._log.end + _RECORD.size <= len(data) and self._log.end < end:
             kind, number, content, when, checksum = _RECORD.unpack_from(data, self._log.end)
-            known = kind in (_RENEWAL, _FILE, _FLUSH) or (kind == _STEP and number not in self._entries)
+            known = kind in (_RENEWAL, _FILE, _FLUSH, _END) or (kind == _STEP and number not in self._entries)
             if not known or checksum != self._checksum(kind, number, content, when):
                 if end - self._log.end < 2 * _RECORD.size:
                     break  # nothing whole follows
@@ -193,6 +265,10 @@ class Journal:
             self.renewals.append((number, content))
         elif kind == _FLUSH:
             self._flushes[number] = content
+        elif kind == _END:
+            self.ended = max(self.ended, number)
+        if kind in (_FILE, _END) and any(content):
+            self.plan = content
         self._last = (number if kind == _FILE else self._last[0], when)
 
     def commit(self, step: int, digest: bytes, hint: str = "") -> None:
@@ -280,7 +356,7 @@ class Journal:
             self._log.cut()
             for number, content in (*missing, (step, nonce)):
                 self._put(_RENEWAL, number, content)
-            self._put(_FILE, self._log.stat().st_ino, bytes(16))  # last: until then the doubt remains
+            self._put(_FILE, self._log.stat().st_ino, self.plan)  # last: until then the doubt remains
         except OSError as problem:
             raise CheckpointError(f"the journal {self.path} cannot be written: {problem}") from problem
         self.doubt = None
@@ -361,6 +437,25 @@ def _has_steps(data: bytes) -> bool:
     begin = data.find(b"\n", len(_MARK)) + 1
     told = {_STEP[0], _RENEWAL[0], _FLUSH[0]}
     return data.startswith(_ANY_MARK) and bool(begin) and not told.isdisjoint(data[begin :: _RECORD.size])
+
+
+_OTHER_PLAN = (
+    "{} is of a run that took steps under another plan, or of a version that did not say which: what a new start "
+    "releases is counted beside it where both have one plan. Start over with that plan; or begin in a checkpoint file "
+    "of another name, and compose both (ao.compose; in a budget, an entry for each)"
+)
+
+
+def check_same_plan(journal: Journal, plan: bytes) -> None:
+    """Raise CheckpointError unless the journal says that its run had this plan."""
+    if journal.plan != plan:
+        raise CheckpointError(_OTHER_PLAN.format(journal.path))
+
+
+def _set_aside(journal: Path) -> list[Path]:
+    """The journals of earlier starts, in their order."""
+    found = [path for path in journal.parent.glob(f"{glob.escape(journal.name)}.*") if path.suffix[1:].isdigit()]
+    return sorted(found, key=lambda path: int(path.suffix[1:]))
 
 
 def _path_of(checkpoint: str | Path) -> Path:

@@ -42,7 +42,20 @@ from anyorder.release.ranks import Coordinates, OneProcess
 from anyorder.release.schedules import Adaptive, FixedNorm, MovingNorm, Schedule, check_schedule
 from anyorder.strategy import Strategy
 
-_OWN = {"plan", "key", "stream", "clip_norm", "ledger", "extra", "ranks", "renewals", "machine", "coins", "tables"}
+_OWN = {
+    "plan",
+    "key",
+    "stream",
+    "clip_norm",
+    "ledger",
+    "extra",
+    "ranks",
+    "renewals",
+    "machine",
+    "coins",
+    "tables",
+    "earlier",
+}
 
 Observer = Callable[[int, Any], object]
 
@@ -93,11 +106,16 @@ class Release:
         checkpoint: file for `save`; where it exists, the release goes on from there. Its folder must exist.
         ledger_on_disk: keep the record in `<checkpoint>.ledger`, which grows by each step, and not in the checkpoint,
             which then stays small however long the run; for many units over many steps. See `anyorder.ledger`.
+        start_over: where a run with this checkpoint file took steps, move its files aside (`.NAME.1`, ..) and begin
+            again with a new key, for files that are lost, damaged or cannot be replayed. The plan must be the same. The
+            certificate counts what was released before: each earlier start as a whole run. Where none took a step, the
+            run goes on as without it. Leave it out of programs that are started by themselves: each start counts.
 
     Attributes:
         plan, size: as given.
         of_tables: what the step before released of tables that select rows; none of lazy ones.
         ledger: who took part in which step; `ledger.step` is the next step.
+        earlier: (fingerprint of the key, steps) of each start before this one, with `start_over`.
         extra: what the checkpoint's `save(extra=..)` was given; empty for a new release.
         unreturned: (step, private) of a step that was taken, and whose observer raised; else None.
 
@@ -116,7 +134,7 @@ class Release:
 
     def __init__(
         self, plan: Plan, size: int, *, key: bytes | None = None, checkpoint: str | Path | None = None,
-        ledger_on_disk: bool = False,
+        ledger_on_disk: bool = False, start_over: bool = False,
     ) -> None:  # fmt: skip
         coordinates = OneProcess(checks.integer("size", size, low=0))
         self._begin(
@@ -127,6 +145,7 @@ class Release:
             checkpoint=checkpoint,
             place="Release",
             ledger_on_disk=ledger_on_disk,
+            start_over=start_over,
         )
         try:
             if plan.participation.secret:
@@ -156,7 +175,7 @@ class Release:
         Args:
             coordinates: the vector and this rank's part of it; its group is who carries the plan out together.
             schedule: of clip norms.
-            files: key, checkpoint, ledger_on_disk; and place, what the ranks are doing, for messages.
+            files: key, checkpoint, ledger_on_disk, start_over; and place, what the ranks are doing, for messages.
         """
         release = cls.__new__(cls)
         release._begin(plan, coordinates, schedule, **files)
@@ -173,6 +192,7 @@ class Release:
         checkpoint: str | Path | None,
         place: str,
         ledger_on_disk: bool = False,
+        start_over: bool = False,
     ) -> None:
         if type(plan) is not Plan:
             raise ArgumentError(f"plan must be an anyorder Plan (see anyorder.plan), got {type(plan).__name__}")
@@ -182,7 +202,8 @@ class Release:
         self._ranks, self._process = coordinates.group, os.getpid()
         self._norm = MovingNorm(plan, schedule) if type(schedule) is Adaptive else None
         self._path = None if checkpoint is None else Path(checkpoint)
-        self._files = RunFiles(self._path, self._ranks, ledger_on_disk) if self._path or ledger_on_disk else None
+        has_files = self._path is not None or ledger_on_disk or start_over
+        self._files = RunFiles(self._path, self._ranks, ledger_on_disk, start_over) if has_files else None
         state = None if self._files is None else self._files.load(place, plan, given)
         if state is not None:
             check_schedule(self._norm, state["clip_norm"])
@@ -213,7 +234,8 @@ class Release:
         self.resumed = state
         self.extra: dict[str, Any] = {} if state is None else state["extra"]
         record = self._source.derive(b"record").key
-        self._evidence = Evidence(plan, self.ledger, self._source.fingerprint(), record)
+        self.earlier = () if self._files is None else tuple(self._files.earlier)
+        self._evidence = Evidence(plan, self.ledger, self._source.fingerprint(), record, earlier=self.earlier)
         self._draws = None
         self._guest: Guest | None = None
         self._observers: list[Observer] = []
@@ -909,6 +931,8 @@ class SecretDraws:
 
 
 _FLOATS = (torch.float32, torch.float64)
+_NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
+_LARGE = 1 << 20  # elements, from which NumPy asks for large pages: fresh memory of torch's takes three times as long
 
 
 def piece_of(total: Any, size: int, grid: float | None) -> Tensor:
@@ -1010,6 +1034,8 @@ def _tensor(name: str, values: Any) -> Tensor:
     if isinstance(values, Tensor):
         if values.layout != torch.strided or values.device.type == "meta":
             raise ArgumentError(f"{name} must be a dense tensor with memory, got {values.layout} on {values.device}")
+        if values.device.type == "cpu" and values.dtype in _NUMPY and values.numel() >= _LARGE:
+            return torch.from_numpy(np.empty(values.shape, _NUMPY[values.dtype])).copy_(values.detach())
         return values.detach().clone(memory_format=torch.contiguous_format)
     if not isinstance(values, np.ndarray) or isinstance(values, np.ma.MaskedArray):
         raise ArgumentError(f"{name} must be a NumPy array or a torch tensor, got {type(values).__name__}")

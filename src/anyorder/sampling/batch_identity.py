@@ -8,6 +8,7 @@ clipped by the units of another.
 
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -88,16 +89,17 @@ class BatchIdentity:
 
     def add(self, batch: Any, handed: Batch) -> None:
         """The batch goes to the user now. Batches of iterations that were left early wait no longer."""
-        self._waiting = [h for h in self._waiting if h.iteration not in self._left and h is not self._called]
+        if self._waiting:
+            self._waiting = [h for h in self._waiting if h.iteration not in self._left and h is not self._called]
         self._left.clear()
-        tensors = list(_tensors_in(batch))
+        flat = type(batch) in (tuple, list) and set(map(type, batch)) == {Tensor}  # as most batches are
+        tensors = batch if flat else list(_tensors_in(batch))
         again = set(map(id, tensors))  # a list of batches hands the same tensors out in each epoch
-        self._known = [
-            known
-            for known in self._known
-            if (own := known.tensor()) is not None and not (known.batch.used and id(own) in again)
-        ]
-        self._known += [_KnownTensor(tensor, handed) for tensor in tensors]
+        before, self._known = self._known, []
+        for known in before:
+            if (own := known.tensor()) is not None and not (known.batch.used and id(own) in again):
+                self._known.append(known)
+        self._known += map(_KnownTensor, tensors, repeat(handed))
         self._waiting.append(handed)
         self._last = batch, handed
 
@@ -133,7 +135,7 @@ class BatchIdentity:
             ArgumentError: they have another number of rows.
         """
         given = list(tensors)
-        owners = [known for known in map(self._owners, given) if known]
+        owners = list(filter(None, map(self._owners, given)))
         batch = self._recognised(owners)
         if batch is None:
             batch = self._only_one()
@@ -180,6 +182,8 @@ class BatchIdentity:
         if not owners:
             return None
         common = set(owners[0]).intersection(*owners[1:])
+        if len(common) == 1 and not (batch := next(iter(common))).used:
+            return batch
         if not common:
             raise TrainingError("the model was given tensors of two batches at once; call it on one batch at a time")
         unused = [batch for batch in common if not batch.used]
@@ -199,7 +203,8 @@ class BatchIdentity:
         """
         if self._last is None or self._last[1] is not batch:
             return False
-        if len(set(batch.units)) == len(batch.units):
+        units = batch.units if isinstance(batch.units, list) else batch.units.tolist()
+        if len(set(units)) == len(units):
             return False
         self._looks -= 1
         own = list(_tensors_in(self._last[0]))
@@ -229,8 +234,10 @@ class BatchIdentity:
 
 
 def _check_rows(tensors: list[Tensor], rows: int) -> None:
-    sizes = [tensor.shape[0] if tensor.dim() else None for tensor in tensors]
-    size = sizes[0] if sizes and sizes.count(sizes[0]) == len(sizes) else None
+    sizes = set()
+    for tensor in tensors:
+        sizes.add(tensor.shape[:1])
+    size = next(iter(sizes.pop()), None) if len(sizes) == 1 else None
     # Tensors that disagree are the clipping engine's to refuse.
     if size is not None and size != rows:
         # Without numbers: under secret sampling, how many examples a batch has is secret.
@@ -262,6 +269,8 @@ def _span(tensor: Tensor) -> tuple[int, int]:
     if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.layout != torch.strided or not tensor.numel():
         return -1, -1
     start = tensor.data_ptr()
+    if tensor.is_contiguous():
+        return start, start + tensor.nbytes
     reach = 0
     for size, step in zip(tensor.shape, tensor.stride(), strict=True):
         reach += (size - 1) * step

@@ -31,9 +31,12 @@ to a GPU's, which has no more. On Intel's CPUs torch draws a mask of dropout und
 that is why a CPU's masks keep their places where they can.
 
 Not seen: generators that no attribute, closure or global name of data set and collation leads to (a local variable of
-a Python generator, an object of a C extension), and what the training loop draws between batch and step.
+a Python generator, an object of a C extension), what reads a generator's state and leaves it as it was (examples that
+read `torch.initial_seed()` are given that of their batch where none draws), and what the training loop draws between
+batch and step.
 """
 
+import logging
 import random
 import sys
 from collections import OrderedDict, defaultdict, deque
@@ -186,7 +189,7 @@ _ALIKE = 4  # of a longer one, but for generators: what its parts share, each of
 _PACKAGES = frozenset({"anyorder", "builtins", "collections", "datasets", "numpy", "torch", "transformers", "typing"})
 _LEAVES = (
     str, bytes, bytearray, int, float, complex, type(None), type, ModuleType, torch.Tensor, torch.dtype, torch.device,
-    np.ndarray, np.generic, random.SystemRandom,
+    np.ndarray, np.generic, random.SystemRandom, logging.Logger,
 )  # fmt: skip
 
 
@@ -383,21 +386,26 @@ def collation_may_draw(collate: Any) -> bool:
 class SeededDataset(Dataset[Any]):
     """A map-style data set, each example of which is fetched under the generators of (batch, index).
 
-    A data set that fetches several at once (`__getitems__`, or a list of indices where the loader collates nothing) is
-    asked for all of a batch. If it draws on the way, it is asked again, and from then on, for one at a time: an example
-    that draws is so always fetched alone, and one that does not is the same either way.
+    In the first batch they are set for each, and looked at after it. Where none has moved, and where a data set fetches
+    several at once (`__getitems__`, or a list of indices where the loader collates nothing), all of a batch are fetched
+    under one state. If that moves on the way, they are fetched again, and from then on, one at a time: an example that
+    draws has so always the numbers of its own address, and one that does not is the same either way.
     """
 
     def __init__(self, dataset: Any, seeds: Seeds, place: FetchPlace) -> None:
         self.dataset, self._seeds, self._place = dataset, seeds, place
-        self._draws, self._one_by_one = may_draw(dataset), False
+        self._draws = may_draw(dataset)
+        self._one_by_one: bool | None = None  # where that is not known yet
 
     def __getitems__(self, indices: BatchIndices) -> Any:
         """The examples of a batch that the loader collates: a list, or what the data set makes of several indices."""
         dataset = self.dataset
         fetch = getattr(dataset, "__getitems__", None)
         if fetch is None:
-            return list(self._each(indices, dataset.__getitem__))
+            if self._draws and self._one_by_one is None:
+                return self._looked_at(indices)
+            found = self._at_once(indices, lambda listed: [dataset[index] for index in listed])
+            return found if found is not None else list(self._each(indices, dataset.__getitem__))
         found = self._at_once(indices, fetch)
         return found if found is not None else _joined(self._each(indices, lambda index: fetch([index])))
 
@@ -419,13 +427,24 @@ class SeededDataset(Dataset[Any]):
         self._one_by_one = before != [_state(generator) for generator in generators]
         return None if self._one_by_one else found
 
+    def _looked_at(self, indices: BatchIndices) -> list[Any]:
+        """The examples of the first batch, one at a time: nothing is fetched twice where all of a data set draws."""
+        self._place.batch = (indices.position,)
+        found, moved, generators = [], False, self._generators()
+        for index in indices:
+            reseed(generators, self._seeds.at("example", indices.position, index))
+            before = [_state(generator) for generator in generators]
+            found.append(self.dataset[index])
+            moved |= before != [_state(generator) for generator in generators]
+        self._one_by_one = moved or len(self._generators()) > len(generators)
+        return found
+
     def _each(self, indices: BatchIndices, fetch: Callable[[Any], Any]) -> Iterator[Any]:
         """Each example alone."""
         self._place.batch = (indices.position,)
-        generators = self._generators() if self._draws else []
+        generators = self._generators()
         for index in indices:
-            if self._draws:
-                reseed(generators, self._seeds.at("example", indices.position, index))
+            reseed(generators, self._seeds.at("example", indices.position, index))
             yield fetch(index)
 
     def _generators(self) -> list[Generator]:

@@ -43,6 +43,7 @@ from anyorder.sampling.shapes import (
 )
 
 _END = object()
+_AS_IT_IS = nullcontext()
 
 
 Indices = NDArray[np.int64]
@@ -259,7 +260,7 @@ class PrivateLoader:
         try:
             while True:
                 try:
-                    with self._drawing("batch", position) if self._draws_here else nullcontext():
+                    with self._drawing("batch", position) if self._draws_here else _AS_IT_IS:
                         given = next(iterator, _END)
                 except RuntimeError as problem:
                     if self._stacks and any(words in str(problem) for words in _UNEQUAL):

@@ -17,6 +17,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from anyorder import checks
 from anyorder.errors import ArgumentError, CheckpointError, PlanError, TrainingError
 from anyorder.noise import lazy
+from anyorder.noise.compiled import TableMemory
 from anyorder.noise.lazy import Jump, Jumps
 from anyorder.release.attached_tables import LazyRows
 from anyorder.release.release import Release, Rows
@@ -64,10 +65,10 @@ class ByJumps:
     def hold(self, stored: State) -> None:
         """Take what is stored of all rows: jumps and steps read it and write it in place."""
         self._stored = stored
-        self._arrays: list[NDArray[Any]] | None = None
+        self._memory: TableMemory | None = None
         if stored.theta.device.type == "cpu":
             kept = _numpy(stored.kept)
-            self._arrays = [*(kept[:, j] for j in range(self.kept)), _numpy(stored.theta)]
+            self._memory = TableMemory([*(kept[:, j] for j in range(self.kept)), _numpy(stored.theta)], self._first)
 
     def record(self, step: int, lr: float, divisor: float) -> None:
         """Take the public numbers of a step, in order."""
@@ -103,11 +104,11 @@ class ByJumps:
 
     def _change(self, rows: Integers, jump: Jump, *gradient: NDArray[Any]) -> Change:
         """In place, where the table is in the memory of the processor; the same bits elsewhere."""
-        if self._arrays is None:
+        if self._memory is None:
             return partial(
                 _write_rows, self._stored, rows, self._made(_rows_copied(self._stored, rows), rows, jump, *gradient)
             )
-        return partial(lazy.carry, self._source, jump, self._arrays, rows, self._first, *gradient)
+        return partial(lazy.carry, self._source, jump, self._memory, rows, *gradient)
 
     def _made(self, state: State, rows: Integers, jump: Jump, *gradient: NDArray[Any]) -> State:
         """In float64, on the CPU."""

@@ -421,7 +421,7 @@ class SelectedTables:
         self._offsets = [int(start) for start in np.cumsum([0, *sizes[:-1]])]
         self.size = sum(sizes)
         self._noise = release.table_noise(release.attach(self), self.size)
-        self._coins = release.by_step(b"selection")
+        self._draws = release.by_step(b"selection")
 
     @property
     def count_norm(self) -> float | None:
@@ -453,17 +453,17 @@ class SelectedTables:
                 assert self._std is not None
                 return select_counts(
                     self._touched(counts), rule.threshold, self._std,
-                    num_rows=total, source=self._coins, step=step,
+                    num_rows=total, source=self._draws, step=step,
                 )  # fmt: skip
             case Top():
                 assert self._scale is not None
                 rows, numbers = self._touched(counts)
                 return select_top(
                     (rows, numbers * rule.score_norm), min(rule.rows, total), self._scale,
-                    num_rows=total, source=self._coins, step=step,
+                    num_rows=total, source=self._draws, step=step,
                 )  # fmt: skip
             case Uniform():
-                return select_uniform(min(rule.rows, total), num_rows=total, source=self._coins, step=step)
+                return select_uniform(min(rule.rows, total), num_rows=total, source=self._draws, step=step)
             case _:
                 assert_never(rule)
 

@@ -62,6 +62,8 @@ class Strategy(SetOnce, ABC):
     saved by `to_dict`.
     """
 
+    _steps_alike = False  # step t takes row t alone, and does what the step before does from a state of as many arrays
+
     @property
     @abstractmethod
     def n(self) -> int:

@@ -45,6 +45,8 @@ class BLT(Toeplitz):
         n: number of steps; a run may stop earlier.
     """
 
+    _steps_alike = True
+
     def __init__(self, decays: ArrayLike, scales: ArrayLike, n: int) -> None:
         super().__init__(n)
         self.decays: Floats = checks.array("decays", decays, ndim=1)

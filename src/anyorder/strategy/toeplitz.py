@@ -187,6 +187,8 @@ class ToeplitzBanded(Toeplitz):
         n: number of steps.
     """
 
+    _steps_alike = True
+
     def __init__(self, coefficients: ArrayLike, n: int) -> None:
         super().__init__(n)
         self.coefficients = check_series("coefficients", coefficients, self.n)

@@ -17,7 +17,7 @@ import functools
 import random
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -86,6 +86,7 @@ from anyorder.training.dry_run import try_model
 from anyorder.training.metrics import Measuring, Metrics, ReleasedMetrics, check_metrics
 from anyorder.training.module_state import state_of
 from anyorder.training.optimizers import (
+    StepSettings,
     check_arguments,
     guard_schedulers,
     returns_nothing,
@@ -152,8 +153,7 @@ class Training:
     def __init__(
         self,
         plan: Plan,
-        checkpoint: Path | None,
-        key: bytes | None,
+        files: dict[str, Any],
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         loader: Any,
@@ -166,13 +166,14 @@ class Training:
         self._group = Group() if dist.is_available() and dist.is_initialized() else None
         cut = self._on_each(lambda: self._check(options))
         self._bound = self._on_each(lambda: BoundParameters(model, optimizer))
+        self._settings = StepSettings.of(plan, optimizer)
         self.left_out = self._bound.left_out.keys()
         self.released = options.released
         try:
             self._on_each(self._check_model)
             self._tables = self._on_each(self._find_tables)
             if self._group is not None:
-                self._check_ranks(self._group, checkpoint)
+                self._check_ranks(self._group, files["checkpoint"])
             tables = {} if self._tables is None else self._tables.named
             self._dense = {name: p for name, p in self._bound.named.items() if name not in tables}
             self._measuring: Measuring | None = None
@@ -195,9 +196,7 @@ class Training:
                 self._whole = WholeModel(model) if sharded else None
                 self._shards = Shards(self._dense, self._group) if sharded or self._group.size > 1 else None
             coordinates = self._shards or OneProcess(sum(p.numel() for p in self._dense.values()))
-            self.release = Release.of_ranks(
-                plan, coordinates, cut.schedule, key=key, checkpoint=checkpoint, place="make_private"
-            )
+            self.release = Release.of_ranks(plan, coordinates, cut.schedule, place="make_private", **files)
             given = {p: p.data for p in tables.values()}
             try:
                 if self._tables is not None:
@@ -231,10 +230,10 @@ class Training:
         step = ledger.step
         # units: whose rows the model is called on
         given = (args, kwargs)
-        args, kwargs = unwatched(args), unwatched(kwargs)
-        plain = not kwargs and all(type(x) is Tensor for x in args)  # as most models are called
-        leaves = args if plain else pytree.tree_leaves((args, kwargs))
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        args, kwargs = unwatched(args), unwatched(kwargs) if kwargs else kwargs
+        tensors: Sequence[Tensor] = args
+        if kwargs or set(map(type, args)) != {Tensor}:  # else as most models are called
+            tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         batch, units = self._batch_of(tensors) if self._group is None else self._batch_of_ranks(tensors, step)
         if waiting.batches:
             ledger.check(step, [*waiting.units, *units] if len(waiting.units) else units)
@@ -265,7 +264,8 @@ class Training:
             draws.end()
             draws = None if self._clipping.draws_nothing(args, kwargs) else draws
         try:
-            outputs = self._run(forward, receive, draws, step)
+            still = draws is None and self._group is None
+            outputs = forward(receive=receive) if still else self._run(forward, receive, draws, step)
         except MayDraw:
             draws = self._draws
             outputs = self._run(forward, receive, draws, step)
@@ -287,14 +287,14 @@ class Training:
                 return forward(receive=receive)
             return forward_together(self._group, step, lambda receive: forward(receive=receive), receive)
 
-    def _batch_of(self, tensors: list[Tensor]) -> tuple[Batch, Units | list[Any]]:
+    def _batch_of(self, tensors: Sequence[Tensor]) -> tuple[Batch, Units | list[Any]]:
         """The batch that the model is called on, and its units."""
         self._bound.check()
         batch = self.loader.identity.find(tensors)
         self._check_batch(batch)
         return batch, batch.units
 
-    def _batch_of_ranks(self, tensors: list[Tensor], step: int) -> tuple[Batch, Units | list[Any]]:
+    def _batch_of_ranks(self, tensors: Sequence[Tensor], step: int) -> tuple[Batch, Units | list[Any]]:
         """This rank's batch, and the units of all."""
         assert self._group is not None
         found: list[Batch] = []
@@ -389,15 +389,17 @@ class Training:
         self._waiting = _NOTHING
         if self._whole is not None:
             self._whole.drop()
-        if self._shards is None:
-            if len(private) < len(self._dense):  # one vector, of which each gradient counts its own versions
-                sizes = [p.numel() for p in self._dense.values()]
-                private = [x.data for x in private[0].split_with_sizes(sizes)]
-            gradients = [(p, x.view(p.shape)) for p, x in zip(self._dense.values(), private, strict=True)]
-            gradients = [(p, x if x.dtype == p.dtype else x.to(p.dtype)) for p, x in gradients]
-        else:
+        pieces: Sequence[Tensor] = private
+        if self._shards is not None:
             gradients = list(self._shards.gradients(private))
+        else:
+            if len(private) < len(self._dense):  # one vector, of which each gradient counts its own versions
+                pieces = private[0].split_with_sizes(list(map(Tensor.numel, self._dense.values())))
+            gradients = list(zip(self._dense.values(), pieces, strict=True))
         for p, gradient in gradients:
+            if self._shards is None:
+                gradient = gradient.data.view(p.shape)
+                gradient = gradient if gradient.dtype == p.dtype else gradient.to(p.dtype)
             if p is self._count:
                 release.record_count(step, float(gradient) / self._gradient_share)
             elif p is self._metrics:
@@ -418,6 +420,8 @@ class Training:
                 "and loss.backward() before each step; to leave a batch out, call engine.skip() first"
             )
         self._bound.check_step()
+        if self._settings is not None and self._settings.differ(self.release.ledger.step):
+            self._settings = None
         if self._tables is not None:
             self._tables.check_step()
         if self._measuring is not None:
@@ -726,7 +730,7 @@ def pieces_of(sums: Mapping[str, Tensor], names: Mapping[str, Any]) -> list[Tens
 
     One piece, where they are all that there is of one vector, in its order, or are so small that a copy is.
     """
-    tensors = [sums[name] for name in names]
+    tensors = list(map(sums.__getitem__, names))
     whole, place = tensors[0]._base if tensors else None, 0
     for x in tensors:
         if whole is None or x._base is not whole or x.storage_offset() != place or not x.is_contiguous():
@@ -935,7 +939,7 @@ class BoundParameters:
         self._known = {id(p) for p in self.named.values()}
         self.left_out = {name: p for name, p in trainable.items() if id(p) not in held}
         self._others = [p for p in model.parameters() if id(p) not in self._known]  # frozen before, or left out
-        self._written: dict[nn.Parameter, tuple[Any, int]] = {}
+        self._written: dict[int, tuple[Any, int]] = {}  # by the parameters' ids
         for p in self.left_out.values():
             p.requires_grad_(False)
 
@@ -1004,7 +1008,7 @@ class BoundParameters:
         for name, p in self.named.items():
             if p.grad is None:
                 continue
-            own, version = self._written.get(p, (None, 0))
+            own, version = self._written.get(id(p), (None, 0))
             if (p.grad is own and own._version == version) or not _has_numbers(p.grad):
                 continue
             raise TrainingError(
@@ -1023,7 +1027,7 @@ class BoundParameters:
     def write(self, p: nn.Parameter, gradient: Any) -> None:
         """Put a private gradient in place."""
         p.grad = gradient
-        self._written[p] = (p.grad, gradient._version)
+        self._written[id(p)] = p.grad, gradient._version
 
 
 def _has_numbers(gradient: Tensor) -> bool:
@@ -1271,10 +1275,19 @@ class PrivacyEngine:
             `make_private` on, a journal beside it records every step before its release, and keeps other runs away.
         key: 32 bytes for reproducible tests. In use, leave it out: the key then comes from the operating system, and
             a run whose key is known has no privacy.
+        start_over: begin again, with a new key, where the run of this checkpoint took steps and cannot go on: see
+            `anyorder.Release`. The certificate counts what was released before.
     """
 
     @_hinted
-    def __init__(self, plan: Plan, *, checkpoint: str | Path | None = None, key: bytes | None = None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        checkpoint: str | Path | None = None,
+        key: bytes | None = None,
+        start_over: bool = False,
+    ) -> None:
         if type(plan) is not Plan:
             raise ArgumentError(f"plan must be an anyorder Plan (see anyorder.plan), got {type(plan).__name__}")
         if plan.on_device:
@@ -1284,6 +1297,7 @@ class PrivacyEngine:
             )
         self.plan = plan
         self._path = None if checkpoint is None else Path(checkpoint)
+        self._start_over = start_over
         self._given_key = None if key is None else NoiseSource(key).key
         self._training: Training | None = None
         self._closed = False
@@ -1371,7 +1385,8 @@ class PrivacyEngine:
             unit, loss_reduction, accumulate, chunk_size, rule, non_finite, micro_batch, shapes, released, like
         )
         warn_of_unfitted(self.plan, optimizer, stacklevel=3)  # as it is given: a checkpoint may be of another stage
-        self._training = Training(self.plan, self._path, self._given_key, model, optimizer, loader, options)
+        files = {"checkpoint": self._path, "key": self._given_key, "start_over": self._start_over}
+        self._training = Training(self.plan, files, model, optimizer, loader, options)
         warn_of_frozen(self._training.left_out, stacklevel=3)
         return cast(Any, self._training.model), optimizer, cast(Any, self._training.loader)
 
@@ -1380,7 +1395,10 @@ class PrivacyEngine:
 
         `certificate().realised` has what the steps so far come to, which is less while some are left.
         """
-        return self.plan.epsilon if delta is None else self.plan.curve.epsilon(checks.probability("delta", delta))
+        at = self.plan.delta if delta is None else checks.probability("delta", delta)
+        if self.is_private and self.training.release.earlier:  # with what was released before it was started over
+            return self.training.release.evidence().certificate.curve.epsilon(at)
+        return self.plan.epsilon if delta is None else self.plan.curve.epsilon(at)
 
     @property
     def is_keyed(self) -> bool:
@@ -1517,7 +1535,8 @@ class PrivacyEngine:
         which each process holds a part, nor with lazy tables). `anyorder verify --model FILE` finds them in a file.
         `public_stop` is for runs that ended early: see `Release.certificate`.
         """
-        return replace(self.evidence().shown(public_stop=public_stop), weights=self.training.weights())
+        evidence = self.evidence()
+        return evidence.naming(evidence.shown(public_stop=public_stop), self.training.weights())
 
     def evidence(self) -> Evidence:
         """Who took part in which step: what backs the certificate. As secret as the data."""

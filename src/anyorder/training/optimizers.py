@@ -20,6 +20,7 @@ from anyorder.errors import ArgumentError, ModelError, OptimizerWarning, Trainin
 from anyorder.plan.plan import Plan
 from anyorder.strategy import Independent, SquareRoot, Tree
 from anyorder.workload import Workload
+from anyorder.workload.stages import Course
 
 
 class FTRL(torch.optim.Optimizer):
@@ -277,19 +278,68 @@ def warn_of_unfitted(plan: Plan, optimizer: torch.optim.Optimizer, stacklevel: i
     fitted to 0.9 leaves a third more in a model that has none, and more in long runs. Epsilon is the same: this is
     post-processing.
     """
-    if type(plan.strategy) is Independent or plan.n == 1:
-        return
     told = None
-    if isinstance(optimizer, _ADAPTIVE):
+    if isinstance(optimizer, _ADAPTIVE) and type(plan.strategy) is not Independent and plan.n > 1:
         told = _of_adaptive(plan, optimizer)
-    elif (
-        isinstance(optimizer, (torch.optim.SGD, FTRL))
-        and type(plan.workload) is Workload
-        and type(plan.strategy) not in _OF_STEPS_ALONE
-    ):
+    elif _is_fitted(plan, optimizer) and type(plan.workload) is Workload:  # a course sets its own before each step
         told = _of_momentum(plan, optimizer, plan.workload.momentum)
     if told is not None:
         warnings.warn(told, OptimizerWarning, stacklevel=stacklevel + 1)
+
+
+def _is_fitted(plan: Plan, optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the noise was fitted to settings that this optimizer can have."""
+    known = isinstance(optimizer, (torch.optim.SGD, FTRL)) and type(plan.workload) in (Workload, Course)
+    return known and plan.n > 1 and type(plan.strategy) not in (Independent, *_OF_STEPS_ALONE)
+
+
+class StepSettings:
+    """Compares the settings of each step with those that the noise was fitted to, and warns once where they differ.
+
+    A scheduler, or a loop that sets groups before each step, makes another workload than the optimizer had when it was
+    bound. Rates are compared up to a factor of the group's own, that of its first step here, and within a factor of
+    two: less than that changes little. Groups that stand still, at rate 0, make no sums, and are left out.
+    """
+
+    def __init__(self, plan: Plan, optimizer: torch.optim.Optimizer) -> None:
+        self._plan, self._optimizer = plan, optimizer
+        self._factors: dict[int, float] = {}
+
+    @classmethod
+    def of(cls, plan: Plan, optimizer: torch.optim.Optimizer) -> "StepSettings | None":
+        """None where no settings are better than others, or where they were told of already."""
+        if not _is_fitted(plan, optimizer):
+            return None
+        if type(plan.workload) is Workload and _of_momentum(plan, optimizer, plan.workload.momentum) is not None:
+            return None
+        return cls(plan, optimizer)
+
+    def differ(self, step: int) -> bool:
+        """Whether a step has other settings than the plan: then this warns, and need not be asked again."""
+        work = self._plan.workload
+        if type(work) is Course:
+            planned = work.settings(step)
+            momentum, rate = planned["momentum"], planned["lr"]
+        else:
+            momentum, rate = work.momentum, float(work.learning_rates[step])
+        for i, group in enumerate(self._optimizer.param_groups):
+            found = float(group["lr"])
+            if not found or not rate:
+                continue
+            own = float(group.get("momentum", 0.0))
+            factor = found / rate / self._factors.setdefault(i, found / rate)
+            if abs(own - momentum) < _NEAR and 0.5 <= factor <= 2.0:
+                continue
+            warnings.warn(
+                f"the noise of this plan, {self._plan.strategy.describe()}, was fitted to momentum {momentum:g} and a "
+                f"schedule in step {step}, and the optimizer has momentum {own:g} there and {factor:.3g} times the "
+                "planned rate, against its first step: the guarantee is the same, but the error on the card is not "
+                "that of this run. Plan with optimizer=(optimizer, scheduler), or with ao.workload.stages([..])",
+                OptimizerWarning,
+                stacklevel=2,
+            )
+            return True
+        return False
 
 
 def _of_adaptive(plan: Plan, optimizer: torch.optim.Optimizer) -> str:

@@ -35,7 +35,7 @@ from anyorder.errors import ArgumentError
 from anyorder.participation import BallsInBins
 from anyorder.strategy import ToeplitzBanded
 
-POINTS = {1: 20001, 2: 801, 3: 101}
+POINTS = {1: 8001, 2: 801, 3: 81}
 
 
 def truth(k, epsilon, reach=8.0):
@@ -59,15 +59,15 @@ def matrices():
     for b in (1, 2, 3):
         yield np.eye(b)
         yield np.ones((b, b))
-        for _ in range(4):
+        for _ in range(2):
             m = rng.uniform(size=(b, 4)) * rng.uniform(0.05, 1.0, size=(b, 1))
             yield m @ m.T
 
 
 @pytest.mark.parametrize("gram", list(matrices()), ids=lambda g: f"{len(g)}")
-@pytest.mark.parametrize("sigma", [0.5, 1.0, 3.0])
+@pytest.mark.parametrize("sigma", [0.5, 1.5])
 def test_never_below_quadrature(gram, sigma):
-    for epsilon in (-0.5, 0.0, 0.5, 1.0, 2.0):
+    for epsilon in (-0.5, 0.0, 1.0, 2.0):
         both = truth(gram / sigma**2, epsilon)
         assert bins_delta(gram, sigma, epsilon) >= max(both), epsilon
 
@@ -431,7 +431,7 @@ def test_chains_dominate_in_entries_and_as_forms():
         assert np.trace(above) >= np.trace(k)
 
 
-@pytest.mark.parametrize(("top", "width"), [(1.8, 6), (1.2, 8)])
+@pytest.mark.parametrize(("top", "width"), [(1.8, 6)])
 def test_a_price_nearer_to_the_tail_finds_the_smaller_bound(monkeypatch, top, width):
     """Entries that fall off at once: a long chain of little height is dearer by the second moment, and less."""
     apart = np.abs(np.subtract.outer(np.arange(40), np.arange(40)))
@@ -555,7 +555,7 @@ def test_noise_so_large_that_k_is_no_number_above_0_is_not_perfect():
     assert bins_delta(np.eye(2), 1e170, 0.0) > 1e-171
 
 
-@pytest.mark.parametrize("bands", [1, 3, 6])
+@pytest.mark.parametrize("bands", [1, 3])
 def test_what_is_left_out_of_a_claim_does_not_count(bands):
     c = 0.6 ** np.arange(bands)
     k = bins_gram(ToeplitzBanded(c, 12), BallsInBins(2, 6)) / 2.25
@@ -578,7 +578,7 @@ def test_coarse_grids_are_bounds_that_cost_more_epsilon():
                 assert fine <= coarse < 2 * fine
 
 
-@pytest.mark.parametrize("epsilon", [0.5, 4.0])
+@pytest.mark.parametrize("epsilon", [0.5])
 def test_a_search_for_noise_ends_just_below_its_target(epsilon):
     strategy, rule = ToeplitzBanded(0.6 ** np.arange(3), 12), BallsInBins(2, 6)
     sigma = calibrate_amplified(strategy, rule, epsilon, 1e-4)

@@ -42,11 +42,11 @@ def close_above(found, exact, share=1e-3):
 
 @pytest.mark.parametrize(
     "diagonal",
-    [(1.0, 1.0), (0.2, 3.0), (0.0, 2.0), (1.0, 1.0, 1.0), (0.25, 1.0, 4.0), (1.0,) * 4, (0.1, 0.5, 2.0, 6.0)],
+    [(1.0, 1.0), (0.0, 2.0), (0.25, 1.0, 4.0), (0.1, 0.5, 2.0, 6.0)],
 )
 def test_brute_force_for_few_bins(diagonal):
     b = len(diagonal)
-    for sigma, epsilon in ((0.8, 2.0), (0.8, 0.5), (2.0, 1.0)):
+    for sigma, epsilon in ((0.8, 2.0), (2.0, 1.0)):
         ratio = mean_of_lognormals(np.array(diagonal) / sigma**2)
         exact = oracle.mixture_deltas(np.diag(diagonal), np.full(b, 1 / b), sigma, epsilon, step=0.25 if b < 4 else 0.4)
         assert close_above(ratio.remove(epsilon), exact.remove)

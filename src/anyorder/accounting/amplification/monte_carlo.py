@@ -528,16 +528,16 @@ class SeparatedTerms:
         g = self._largest
         later = np.maximum.accumulate(g[:0:-1])  # entry d - 1: the largest from b - d on
         rises, others = np.expm1(np.minimum(tau * g, 300.0)), np.expm1(np.minimum(tau * later, 300.0))
-        coins = chance * (rises[0] + 2 * rises[1:].sum() + (rises[1:] * others).sum())
+        singles = chance * (rises[0] + 2 * rises[1:].sum() + (rises[1:] * others).sum())
         pairs = tau * max(g[0], float((g[1:] + later).max()) if len(later) else 0.0)
-        return float(min(coins, pairs))
+        return float(min(singles, pairs))
 
     def _copies(self, source: NoiseSource, numbers: NDArray[np.int64], phi: list[float]) -> tuple[Floats, Floats]:
         """Log W and s = <c_j, sum of the copies' means>, (m,) and (n, m)."""
         s, log_w = np.zeros((self._n, len(numbers))), np.zeros(len(numbers))
         for i, tilt in enumerate(phi):
             law = self._tilted(s + tilt if i else np.full((self._n, 1), tilt))
-            taken = self._draw(law, self._coins(source, i + 1, numbers))
+            taken = self._draw(law, self._uniforms(source, i + 1, numbers))
             log_w += law.log_total - tilt * taken.sum(axis=0)
             s += self._gram @ taken
         return log_w, s
@@ -545,11 +545,11 @@ class SeparatedTerms:
     def _apart(self, source: NoiseSource, row: int, numbers: NDArray[np.int64], single: tuple[float, ...]) -> Floats:
         """Means of samples that are scaled, (n, m)."""
         s = np.empty((self._n, len(numbers)))
-        coins = self._coins(source, row, numbers)
+        uniform = self._uniforms(source, row, numbers)
         which = numbers % len(single)
         for i, tau in enumerate(single):
             law = self._tilted((tau * (tau - 1) / 2 * self._diagonal)[:, None])
-            taken = self._draw(law, coins[:, which == i])
+            taken = self._draw(law, uniform[:, which == i])
             s[:, which == i] = tau * (self._gram @ taken)
         return s
 
@@ -557,12 +557,12 @@ class SeparatedTerms:
         """Log of E exp((tau^2 - tau) |m_S|^2 / 2)."""
         return float(self._log_total((tau * (tau - 1) / 2 * self._diagonal)[:, None])[0])
 
-    def _draw(self, law: _Tilted, coins: Floats) -> Floats:
+    def _draw(self, law: _Tilted, uniform: Floats) -> Floats:
         """Which steps are in S, (n, m), of uniform numbers (n + 1, m)."""
-        taken = np.zeros((self._n, coins.shape[1]))
-        free = (law.waits <= coins[-1] * law.waits[-1]).sum(axis=0)
+        taken = np.zeros((self._n, uniform.shape[1]))
+        free = (law.waits <= uniform[-1] * law.waits[-1]).sum(axis=0)
         free = np.minimum(free, len(self._start) - 1)
-        heads = coins[:-1] < law.chances
+        heads = uniform[:-1] < law.chances
         for i in range(self._n):
             here = heads[i] & (free <= i)
             taken[i] = here
@@ -629,7 +629,7 @@ class SeparatedTerms:
         z = source.normal(0, start * self._n, stop * self._n)
         return np.ascontiguousarray(z.reshape(-1, self._n).T, dtype=np.float64)
 
-    def _coins(self, source: NoiseSource, row: int, numbers: NDArray[np.int64]) -> Floats:
+    def _uniforms(self, source: NoiseSource, row: int, numbers: NDArray[np.int64]) -> Floats:
         """(n + 1, m) uniform numbers, of consecutive samples."""
         if len(numbers) == 0:
             return np.empty((self._n + 1, 0))

@@ -11,7 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from anyorder.app import secret_sharer
 from anyorder.app.cards import facts_panel
 from anyorder.app.charts import METHODS, AuditSummary, audit_panel, can_draw, exposure_phrase, not_refuted, plot_ranks
-from anyorder.app.cli.output import Json, attacking, fail, print_json
+from anyorder.app.cli.exits import fail
+from anyorder.app.cli.output import Json, attacking, print_json
 from anyorder.app.secret_sharer import Shared, Train
 from anyorder.app.text import read_text
 from anyorder.audit import from_file

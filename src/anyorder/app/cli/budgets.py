@@ -79,7 +79,9 @@ def budget(
         ),
     ] = None,
     name: Annotated[str | None, typer.Option(help="spend: for people.")] = None,
-    run: Annotated[str | None, typer.Option(help="spend, settle: a word of the run, which is charged once.")] = None,
+    run: Annotated[
+        str | None, typer.Option(help="spend, settle: a word of the run; of a plan, one not used yet.")
+    ] = None,
     format: Annotated[str | None, typer.Option(help="export: opendp (deployments registry) or nist.")] = None,
     output: Annotated[Path | None, typer.Option(help="export: file to write. Default: stdout.")] = None,
     as_json: Json = False,

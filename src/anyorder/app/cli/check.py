@@ -12,7 +12,8 @@ from rich.console import Console
 
 from anyorder.app import script_runner
 from anyorder.app.cards import facts_panel
-from anyorder.app.cli.output import Json, fail, one_line_errors, print_json
+from anyorder.app.cli.exits import fail
+from anyorder.app.cli.output import Json, one_line_errors, print_json
 from anyorder.errors import ArgumentError
 
 __all__ = ["check"]

@@ -7,7 +7,8 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from anyorder.app.cli.output import fail, one_line_errors
+from anyorder.app.cli.exits import fail
+from anyorder.app.cli.output import one_line_errors
 from anyorder.errors import ArgumentError
 
 __all__ = ["planner"]

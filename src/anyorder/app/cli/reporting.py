@@ -8,7 +8,8 @@ import typer
 from rich.console import Console
 
 from anyorder.app import report as report_file
-from anyorder.app.cli.output import Json, fail, one_line_errors, print_json
+from anyorder.app.cli.exits import fail
+from anyorder.app.cli.output import Json, one_line_errors, print_json
 from anyorder.budget.search import REPORT
 from anyorder.errors import ArgumentError
 

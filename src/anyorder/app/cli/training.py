@@ -23,6 +23,7 @@ from anyorder.app.cli.output import (
     run_or_resume,
     verify_command,
 )
+from anyorder.errors import ArgumentError
 from anyorder.formatting import counted, rounded_up
 
 __all__ = ["train"]
@@ -70,6 +71,14 @@ def train(
     ] = None,
     output: Annotated[Path | None, typer.Option(help="New folder. Default: runs/<dataset>-<time>.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder; it has the settings.")] = None,
+    start_over: Annotated[
+        bool,
+        typer.Option(
+            "--start-over",
+            help="With --resume: where the checkpoint is lost or cannot be replayed, begin again with other noise. "
+            "Certificate and budget count what was released before, as a whole run.",
+        ),
+    ] = False,
     budget: BudgetFile = None,
     tensorboard: Annotated[Path | None, typer.Option(help="Folder for TensorBoard event files.")] = None,
     as_json: Json = False,
@@ -103,6 +112,8 @@ def train(
     from anyorder import app as job  # with torch, which no other command needs
     from anyorder.app.progress import ProgressBar
 
+    if start_over and resume is None:
+        raise ArgumentError("--start-over begins the run of a folder again: give --resume FOLDER")
     console = Console(stderr=as_json)
     observer = ProgressBar(console)
     result = run_or_resume(
@@ -110,14 +121,14 @@ def train(
         start=lambda: job.train(
             job.Settings.of(**given), output, observer=observer, tensorboard=tensorboard, budget=budget
         ),
-        go_on=lambda folder: job.resume(folder, observer=observer, tensorboard=tensorboard),
+        go_on=lambda folder: job.resume(folder, observer=observer, tensorboard=tensorboard, start_over=start_over),
     )  # fmt: skip
     if as_json:
         print_json({"output": str(result.path), **result.to_dict()})
         return
     rows = [
         ("test accuracy", f"{100 * result.accuracy[-1]:.2f} %"),
-        ("privacy", f"epsilon <= {rounded_up(result.plan.epsilon)} at delta = {result.plan.delta:g}"),
+        ("privacy", f"epsilon <= {rounded_up(result.epsilon)} at delta = {result.plan.delta:g}"),
         ("time", f"{counted(ceil(result.seconds), 'second')} for {counted(result.steps, 'step')}"),
         ("files", str(result.path)),
         ("check it", verify_command(result.path, result.plan)),

@@ -10,7 +10,8 @@ from rich.console import Console
 
 from anyorder.app import report as report_file
 from anyorder.app.cards import facts_panel
-from anyorder.app.cli.output import BudgetFile, Delta, Json, fail, one_line_errors, print_json
+from anyorder.app.cli.exits import fail
+from anyorder.app.cli.output import BudgetFile, Delta, Json, one_line_errors, print_json
 from anyorder.app.text import load_function
 from anyorder.budget.file import Budget
 from anyorder.budget.search import CERTIFICATE, REPORT, PrivateScore, Search, Trial

@@ -11,10 +11,11 @@ from rich.console import Console
 from rich.progress import Progress
 
 from anyorder.accounting.amplification.claims import Amplified, fresh_interval, watched
-from anyorder.accounting.curves import compose
+from anyorder.accounting.curves import Curve, Gaussian, compose
 from anyorder.app import report as audit_files
 from anyorder.app.cards import card, facts_panel, receipt_facts, search_verdict, verdict
-from anyorder.app.cli.output import Json, fail, one_line_errors, print_json
+from anyorder.app.cli.exits import fail
+from anyorder.app.cli.output import Json, one_line_errors, print_json
 from anyorder.budget.claim import FORMAT as SEARCH
 from anyorder.budget.claim import SearchCertificate
 from anyorder.errors import AnyorderError, ArgumentError, CertificateError, LimitError
@@ -23,6 +24,7 @@ from anyorder.formatting import counted, rounded_up
 from anyorder.plan.certificate import Certificate, Realised
 from anyorder.plan.certificate import verify as verify_file
 from anyorder.plan.plan import CANDIDATE, Plan
+from anyorder.plan.receipt import Receipt
 
 __all__ = ["verify"]
 
@@ -43,7 +45,11 @@ def verify(
         ),
     ] = None,
     receipt: Annotated[
-        Path | None, typer.Option(help="One unit's receipt, which it has from the run's owner: its steps, its own mu.")
+        list[Path] | None,
+        typer.Option(
+            help="One unit's receipt, which it has from the run's owner: its steps, its own mu. With several "
+            "certificates: once for each run in which the unit took part."
+        ),
     ] = None,
     audit: Annotated[
         Path | None, typer.Option(help="audit.json of a run of the same plan, as anyorder audit run writes it.")
@@ -68,6 +74,9 @@ def verify(
 
     $ anyorder verify run.privacy.json --receipt mine.receipt.json
 
+    $ anyorder verify first.privacy.json second.privacy.json --receipt
+    mine.first.json --receipt mine.second.json
+
     $ anyorder verify run.privacy.json --audit audits/digits/audit.json
 
     $ anyorder verify run.privacy.json --model model.pt
@@ -86,20 +95,23 @@ def verify(
     Exit code 0 if all holds, 1 if anything does not, the file cannot be read, or
     it takes more time than a stranger's file is given: then pass --large.
     """
+    receipts = receipt or []
     if len(files) > 1:
-        if (evidence, receipt, audit, model) != (None, None, None, None) or fresh:
-            raise ArgumentError("evidence, receipt, audit, model and --fresh belong to one file: give it alone")
-        _verify_together(files, large, as_json)
+        if (evidence, audit, model) != (None, None, None) or fresh:
+            raise ArgumentError("evidence, audit, model and --fresh belong to one file: give it alone")
+        _verify_together(files, receipts, large, as_json)
         return
-    file = files[0]
+    if len(receipts) > 1:
+        raise ArgumentError("several receipts belong to several certificates, and one file was given")
+    file, receipt_file = files[0], receipts[0] if receipts else None
     try:
         if mentions(file, f'"{SEARCH}"', large=large):
-            if (evidence, receipt, audit, model) != (None, None, None, None):
+            if (evidence, receipt_file, audit, model) != (None, None, None, None):
                 raise ArgumentError("evidence, receipt, audit and model belong to a run, and the file is of a search")
             _verify_search(file, large, as_json)
             return
         with _bar() as tell, watched(tell):
-            found = verify_file(file, evidence=evidence, receipt=receipt, large=large)
+            found = verify_file(file, evidence=evidence, receipt=receipt_file, large=large)
             drawn = _drawn_again(found.plan) if fresh else None
         attacked = None if audit is None else audit_files.read(audit, found.plan)
         named = None if model is None else _named(found.certificate, model)
@@ -120,6 +132,10 @@ def verify(
         outcome = {"ok": True, "file": str(file), "claims": plan.claims(), "checked": checked, "not_checked": unseen}
         mine = None if own is None else {"unit": own.unit, "steps": own.steps, "mu": own.mu}
         after = None if certificate is None or certificate.realised is None else certificate.realised.to_dict()
+        starts = certificate.earlier if certificate is not None else ()
+        if certificate is not None and starts:
+            outcome["claims"] = {**plan.claims(), "epsilon": certificate.epsilon, "mu": certificate.curve.mu}
+            outcome["started_over"] = [steps for _, steps in starts]
         searched = {} if plan.candidate_of is None else {"candidate_of": plan.candidate_of}
         receipt_of = {} if mine is None else {"receipt": mine}
         print_json({**outcome, "steps": steps, "realised": after, **searched, **receipt_of})
@@ -133,7 +149,8 @@ def verify(
     if own is not None:
         console.print(facts_panel("receipt", receipt_facts(own, plan)))
     kind = "plan" if certificate is None else "certificate"
-    promise, style = f"epsilon <= {rounded_up(plan.epsilon)} at delta = {plan.delta:g}", "green"
+    epsilon = plan.epsilon if certificate is None else certificate.epsilon
+    promise, style = f"epsilon <= {rounded_up(epsilon)} at delta = {plan.delta:g}", "green"
     if certificate is not None and certificate.realised is not None:
         told, sound = _realised(certificate, certificate.realised, found.evidence is not None)
         promise, style = f"{promise}; realised, {told}", "green" if sound else "yellow"
@@ -155,8 +172,45 @@ def _realised(certificate: Certificate, realised: Realised, backed: bool) -> tup
     return f"of who took part{'' if backed else ' as the file says, which is unchecked'}: {epsilon}", True
 
 
-def _verify_together(files: list[Path], large: bool, as_json: bool) -> None:
-    """Each certificate, and what they claim together. The same people are in all of them, at worst."""
+def _own(found: list[Certificate], receipts: list[Path], large: bool) -> dict[str, Receipt]:
+    """One unit's receipts by the run's key, each held against its certificate. Raises: CertificateError."""
+    own: dict[str, Receipt] = {}
+    for path in receipts:
+        one, problem = Receipt.load(path, large=large), None
+        for certificate in found:
+            try:
+                certificate.check(one, large=large)
+            except CertificateError as what:
+                problem = what
+            else:
+                break
+        else:
+            raise CertificateError(f"the receipt {path} belongs to none of the certificates: {problem}")
+        if certificate.key_fingerprint in own:
+            raise CertificateError(f"the receipt {path} is a second one of one run: give one for each run")
+        own[certificate.key_fingerprint] = one
+    if len({one.unit for one in own.values()}) > 1:
+        raise CertificateError("the receipts are of several units: those of one unit are counted together")
+    return own
+
+
+def _of_unit(certificate: Certificate, own: Receipt | None) -> Curve:
+    """What a run tells of this unit: by its receipt, which is of the last start alone; else of any unit.
+
+    Under secret sampling mu of a receipt is against those who know the steps: there the run's own curve counts.
+    """
+    if own is None or certificate.plan.participation.secret:
+        return certificate.curve
+    plan = certificate.plan
+    mine = Gaussian(own.mu, neighbours=plan.neighbours, unit=plan.unit)
+    return compose(mine, *certificate.curves_before) if certificate.earlier else mine
+
+
+def _verify_together(files: list[Path], receipts: list[Path], large: bool, as_json: bool) -> None:
+    """Each certificate, and what they claim together. The same people are in all of them, at worst.
+
+    With receipts of one unit: what they claim of it, in how many steps of each run it took part.
+    """
     try:
         found = [Certificate.load(file, large=large) for file in files]
         if len({one.key_fingerprint for one in found}) < len(found):
@@ -164,7 +218,11 @@ def _verify_together(files: list[Path], large: bool, as_json: bool) -> None:
                 "two of the certificates are of one noise key: of one run, which counts once, or of two that used the "
                 "same noise, of which nothing can be claimed"
             )
-        together, delta = compose(*found), max(one.plan.delta for one in found)
+        own = _own(found, receipts, large)
+        together, delta = (
+            compose(*(_of_unit(one, own.get(one.key_fingerprint)) for one in found)),
+            max(one.plan.delta for one in found),
+        )
         epsilon = together.epsilon(delta)
     except AnyorderError as problem:
         if as_json:
@@ -183,7 +241,14 @@ def _verify_together(files: list[Path], large: bool, as_json: bool) -> None:
         "--  not checked: that the runs were on the same people, that there were no others, and that no plan was "
         "chosen by what an earlier run released (for that there is anyorder budget)", highlight=False, markup=False,
     )  # fmt: skip
-    promise = f"epsilon <= {rounded_up(epsilon)} at delta = {delta:g}, for one {found[0].plan.unit} in all of them"
+    for file, one in zip(files, found, strict=True):
+        mine = own.get(one.key_fingerprint)
+        told = "no receipt: counts as for anybody" if mine is None else f"in {counted(len(mine.steps), 'step')}"
+        if own:
+            mark = "--" if mine is None else "ok"
+            console.print(f"{mark}  {file}: the unit: {told}", highlight=False, markup=False, soft_wrap=True)
+    whom = f"the {found[0].plan.unit} of the receipts" if own else f"one {found[0].plan.unit} in all of them"
+    promise = f"epsilon <= {rounded_up(epsilon)} at delta = {delta:g}, for {whom}"
     console.print(f"verified: together they claim {promise}", style="green")
 
 

@@ -159,7 +159,7 @@ def _work(grid: Grid) -> Iterator[_Work]:
             yield from _of_sheets(grid, place, mechanism, order, memory)
     for place in places if "poisson" in grid.orders else ():
         for budget in budgets:
-            yield "sampled", (*place, *budget), partial(_coins, grid, *place, *budget)
+            yield "sampled", (*place, *budget), partial(_poisson, grid, *place, *budget)
         yield from _of_sheets(grid, place, MECHANISMS[0], "poisson", None)
 
 
@@ -208,7 +208,7 @@ def _sigma(grid: Grid, epsilon: float, delta: float) -> Piece:
     return {"sigma": found.sigma, "epsilon": found.epsilon}
 
 
-def _coins(grid: Grid, batch: int, epochs: int, epsilon: float, delta: float) -> Piece:
+def _poisson(grid: Grid, batch: int, epochs: int, epsilon: float, delta: float) -> Piece:
     """The answer for secret Poisson sampling, and its row in the tables of known orders."""
     try:
         asked = _settings(grid, order="poisson", batch_size=batch, epochs=epochs, epsilon=epsilon, delta=delta)

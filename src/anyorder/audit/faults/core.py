@@ -208,7 +208,7 @@ def lets_in(looser: Callable[[MinSeparation], MinSeparation]) -> Callable[[Reach
 
 
 @contextmanager
-def larger_coins(reached: Reached) -> Iterator[None]:
+def larger_probability(reached: Reached) -> Iterator[None]:
     """Units are drawn with a larger probability than the claim is for."""
     real = Draws.__init__
 
@@ -335,7 +335,7 @@ FAULTS: tuple[Fault | SumFault, ...] = (
     Fault("one participation accounted", one_participation),
     Fault("separation off by one", lets_in(one_step_closer), looser=one_step_closer),
     Fault("one participation too many", lets_in(once_more), looser=once_more),
-    Fault("larger sampling probability", larger_coins, sampled=True),
+    Fault("larger sampling probability", larger_probability, sampled=True),
     Fault("bins that are public", public_bins, bins=True),
     Fault("a new bin in each epoch", bins_in_each_epoch, bins=True),
     Fault("draws of another run", draws_of_another_run, bins=True),

@@ -121,10 +121,10 @@ class FaultTrial:
         seed: int,
         strategy: Callable[[int], Strategy] = banded,
         *,
-        n: int = 24,
-        size: int = 2000,
-        count: int = 200,
-        others: int = 24,
+        n: int = 16,
+        size: int = 800,
+        count: int = 160,
+        others: int = 12,
         looser: Callable[[MinSeparation], MinSeparation] | None = None,
     ) -> None:
         self.size = checks.integer("size", size, low=2)

@@ -10,9 +10,9 @@ const make = (tag, attributes = {}, ...children) => {
 const ORDER_WORDS = {
   shuffled: "shuffled anew in each epoch", single: "a single epoch, any order", fixed: "fixed: shuffled once, kept",
   sequential: "sequential, as stored",
-  poisson: "poisson: coins (DP-SGD)", "balls-in-bins": "balls in bins: split once",
-  "random-allocation": "random allocation: split anew", "cyclic-poisson": "cyclic poisson: coins, groups",
-  "truncated-poisson": "truncated poisson: coins, cut", // coins and splits are secret, as `needs` says; no more fits
+  poisson: "poisson: drawn (DP-SGD)", "balls-in-bins": "balls in bins: split once",
+  "random-allocation": "random allocation: by epoch", "cyclic-poisson": "cyclic poisson: by groups",
+  "truncated-poisson": "truncated poisson: capped", // draws and splits are secret, as `needs` says; no more fits
 };
 const inWords = (order) => ORDER_WORDS[order] || order;
 const FIELDS = [

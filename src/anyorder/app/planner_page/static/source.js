@@ -26,7 +26,7 @@ function kept(grid) {
   const NAMES = ["name", "error", "last", "ratio", "vectors", "cost", "noise_multiplier"];
   const fits = (s) => grid.known[[s.order, s.batch_size, s.epochs, s.memory].join("|")];
   const budget = (s) => grid.sigmas[[s.epsilon, s.delta].join("|")];
-  const coins = (s) => grid.sampled[[s.batch_size, s.epochs, s.epsilon, s.delta].join("|")];
+  const sampled = (s) => grid.sampled[[s.batch_size, s.epochs, s.epsilon, s.delta].join("|")];
   const missing = () => ({kind: "error", field: null, message: "this page holds no answer for these settings"});
   const row = (values, sigma, s, epsilon, i) => {
     const found = Object.fromEntries(NAMES.map((name, j) => [name, values[j]]));
@@ -37,7 +37,7 @@ function kept(grid) {
   return {
     async plan(s, told) {
       if (s.order === "poisson") {
-        const found = coins(s);
+        const found = sampled(s);
         if (!found) return told(missing());
         return told(found.refused ? {kind: "error", ...found.refused} : found.plan);
       }
@@ -45,7 +45,7 @@ function kept(grid) {
       if (!fit || !noise) return told(missing());
       if (fit.refused) return told({kind: "error", ...fit.refused});
       const rows = fit.rows.map((values, i) => row(values, noise.sigma, s, noise.epsilon, i));
-      const other = coins(s);
+      const other = sampled(s);
       if (other && other.row) rows.push(other.row);
       told({kind: "plan", steps: fit.steps, order: fit.order, needs: fit.needs, secret: false, epsilon: noise.epsilon,
         delta: s.delta, batch_size: s.batch_size, lower_bound: fit.bound * noise.sigma, rows});
@@ -55,8 +55,8 @@ function kept(grid) {
     async sweep(question, told) {
       for (const batch_size of question.batch_sizes) for (const epochs of question.epoch_counts) {
         const s = {...question.base, batch_size, epochs}, cell = {kind: "cell", batch_size, epochs};
-        const coins = s.order === "poisson";
-        const sheet = grid.sweeps[[coins ? "auto" : question.mechanism, question.measure, s.order, coins ? null : s.memory, s.delta,
+        const isSampled = s.order === "poisson";
+        const sheet = grid.sweeps[[isSampled ? "auto" : question.mechanism, question.measure, s.order, isSampled ? null : s.memory, s.delta,
           question.measure === "noise" ? s.epsilon : question.ratio].join("|")];
         const found = sheet && sheet[`${batch_size}|${epochs}`];
         told(found ? {...cell, ...found} : {...cell, refused: "this page holds no answer for these settings"});
