@@ -31,7 +31,7 @@ from anyorder.strategy.restarted_blt import fits_restarted, restartable
 from anyorder.strategy.sensitivity import rounding, sensitivity
 from anyorder.strategy.toeplitz import Problem, fits_toeplitz
 from anyorder.strategy.tree import fit_tree
-from anyorder.workload import Workload
+from anyorder.workload import Workload, custom
 from anyorder.workload.given import GivenWorkload
 
 MAX_COST = 32.0
@@ -46,6 +46,7 @@ _EASY = 512  # and to `_TOLERANCE`; beyond, that of the mean is 0.1 % low, and t
 _BANDED = 768  # and column-by-column bands are fitted
 _RESCALED = 2048
 _TOLERANCE = 1e-3  # relative gap of the dense optimum here
+_LEAST_MOVE = 1e-3  # of a step, beside the step that moves most, where the dense optimum is solved
 _AS_GOOD = 1.01  # times the least error
 _SAME = 1e-9  # a relative difference of losses that is one of rounding
 _KNOWN = 3  # of the order without draws, beside those that are fitted to a secret claim
@@ -126,7 +127,7 @@ def choose(
     claim = _claim_needed(participation, epsilon, delta)
     if claim is not None:
         return _ranked(_amplified(Judge(workload, participation, objective, *claim), budget))
-    optimum = cached(partial(solve_dense, workload, participation, objective, tolerance=_TOLERANCE))
+    optimum = cached(partial(_optimum, workload, participation, objective))
     bound = _bound(workload, participation, objective, optimum)
     fits = _fits(workload, participation, objective, budget, optimum)
     return _ranked(_open(fits, workload, participation, objective, budget, bound))
@@ -191,7 +192,7 @@ def _of_known_bins(judge: Judge, budget: _Budget) -> list[Strategy]:
     order = known_bins(judge.rule)
     if order is None:
         return []
-    optimum = cached(partial(solve_dense, judge.workload, order, judge.objective, tolerance=_TOLERANCE))
+    optimum = cached(partial(_optimum, judge.workload, order, judge.objective))
     fits = _fits(judge.workload, order, judge.objective, budget, optimum)
     known = _ranked(_open(fits, judge.workload, order, judge.objective, budget))[:_KNOWN]
     return [one.strategy for one in known if _can_be_made(one.strategy, judge.rule)]
@@ -223,7 +224,7 @@ def _bound(workload: Workload, participation: Participation, objective: str, opt
     options: dict[str, Any] = {"resolution": _DENSE, "tolerance": _TOLERANCE, "max_iterations": iterations}
 
     def answer() -> float:
-        if _shortened(workload, participation, objective):
+        if _shortened(workload, participation, objective) and _steady(workload) is workload:
             return optimum().lower  # which is needed in any case
         return lower_bound(workload, participation, objective, **options)
 
@@ -306,9 +307,26 @@ def _low_rank(
     return found
 
 
+def _optimum(workload: Workload, participation: Participation, objective: str) -> Optimum:
+    """The dense optimum from which candidates are made; `lower` is of `_steady`."""
+    return solve_dense(_steady(workload), participation, objective, tolerance=_TOLERANCE)
+
+
+def _steady(workload: Workload) -> Workload:
+    """Steps that move a thousandth of what others do, at the end of a schedule, move as much as a thousandth.
+
+    What they move beside the others drowns in rounding, and then each processor finds another C.
+    """
+    A = workload.matrix()
+    moves = np.sqrt(np.square(A).sum(axis=0))
+    least = _LEAST_MOVE * moves.max()
+    weak = (moves > 0) & (moves < least)
+    return custom(A * np.where(weak, least / np.where(weak, moves, 1.0), 1.0)) if weak.any() else workload
+
+
 def _rounded(optimum: Optimum) -> NDArray[np.float64]:
     """C in so few digits that all machines have the same, and no more error that matters: to 2^-16 of its largest."""
-    unit = 2.0**-16 * 2.0 ** math.frexp(float(np.abs(optimum.C).max()))[1]
+    unit = 2.0**-16 * 2.0 ** math.frexp(1.37 * float(np.abs(optimum.C).max()))[1]  # it is often 1, but for rounding
     return np.asarray(np.rint(optimum.C / unit) * unit + 0.0)  # of -0, 0
 
 

@@ -155,7 +155,7 @@ _HISTORY = 20  # steps that the mixing remembers
 _ALIKE = 1e-12  # of the normal equations of unit rows
 # Steps come from eigendecompositions, whose last digits are a library's: rounded, they are the same, and so is what is
 # mixed of them, see `anyorder.strategy.arithmetic`. The loss at the optimum moves by the square of this.
-_DIGITS = 7  # after the point, of logarithms
+_DIGITS = 23  # of the logarithms; fewer where a coordinate has a small part of V or w
 _SHARE_BITS = 12
 _LEAP = 3.0  # the furthest that mixing moves a logarithm
 _ASTRAY = 1e-3  # a relative fall of the dual after which mixing starts anew
@@ -281,9 +281,12 @@ def _ascend(A: Floats, groups: Groups, *, is_max: bool, tolerance: float, max_it
                 ascent.floor = max(ascent.floor / 5, tolerance / _OF_GAP)  # what is left of the gap is owed to it
                 memory.clear()
                 since.clear()
+        image = ascent.step(state)
+        units = ascent.units(image)
         point = memory.mix(
-            state.point, np.round(ascent.step(state), _DIGITS), coarse(ascent.shares(state), _SHARE_BITS)
-        )
+            np.rint(state.point / units) * units, np.rint(image / units) * units,
+            coarse(ascent.shares(state), _SHARE_BITS),
+        )  # fmt: skip
     return _Found(ascent, best, nearest, scale, count)
 
 
@@ -416,6 +419,17 @@ class _Ascent:
         """What each coordinate of the point weighs in the mixing: the root of its part of V, of w."""
         parts = [np.repeat(v / state.total, L.shape[1] ** 2) for v, L in zip(state.nu, state.L, strict=True)]
         return np.asarray(np.sqrt(np.concatenate([*parts, np.exp(state.log_weights)])))
+
+    def units(self, point: Floats) -> Floats:
+        """Of each coordinate's rounding: 2^-`_DIGITS` over the root of its part of V, of w, compared with the largest."""
+        diagonals, offset = [], 0
+        for g in self.groups:
+            k = g.shape[1]
+            block = point[offset : offset + len(g) * k * k].reshape(len(g), k, k)
+            diagonals.append(np.repeat(np.einsum("gii->gi", block).mean(axis=1), k * k))
+            offset += block.size
+        found = [part.max() - part for part in (np.concatenate(diagonals), point[offset:]) if part.size]
+        return np.asarray(2.0 ** (np.rint(np.concatenate(found) / (2 * math.log(2))) - _DIGITS))
 
     def weighted(self, log_weights: Floats) -> Floats:
         """diag(w)^1/2 A; A itself for the mean error."""
