@@ -46,7 +46,7 @@ _EASY = 512  # and to `_TOLERANCE`; beyond, that of the mean is 0.1 % low, and t
 _BANDED = 768  # and column-by-column bands are fitted
 _RESCALED = 2048
 _TOLERANCE = 1e-3  # relative gap of the dense optimum here
-_LEAST_MOVE = 1e-3  # of a step, beside the step that moves most, where the dense optimum is solved
+_LEAST_MOVE = 3e-3  # of a step, beside the step that moves most, where the dense optimum is solved
 _AS_GOOD = 1.01  # times the least error
 _SAME = 1e-9  # a relative difference of losses that is one of rounding
 _KNOWN = 3  # of the order without draws, beside those that are fitted to a secret claim
@@ -313,7 +313,7 @@ def _optimum(workload: Workload, participation: Participation, objective: str) -
 
 
 def _steady(workload: Workload) -> Workload:
-    """Steps that move a thousandth of what others do, at the end of a schedule, move as much as a thousandth.
+    """Steps that move less than a hundredth of what others do, at the end of a schedule, move a hundredth.
 
     What they move beside the others drowns in rounding, and then each processor finds another C.
     """

@@ -157,6 +157,7 @@ _ALIKE = 1e-12  # of the normal equations of unit rows
 # mixed of them, see `anyorder.strategy.arithmetic`. The loss at the optimum moves by the square of this.
 _DIGITS = 23  # of the logarithms; fewer where a coordinate has a small part of V or w
 _SHARE_BITS = 12
+_GRADED = 1e-4  # of the largest column's square: schedules that end near a rate of 0
 _LEAP = 3.0  # the furthest that mixing moves a logarithm
 _ASTRAY = 1e-3  # a relative fall of the dual after which mixing starts anew
 _RIDGE = 1e-15  # of the mean eigenvalue: keeps X finite where A has an empty column
@@ -371,6 +372,8 @@ class _Ascent:
     def __init__(self, A: Floats, groups: Groups, *, is_max: bool) -> None:
         self.A, self.groups, self.is_max, self.floor = A, groups, is_max, _FLOOR
         self.M = A.T @ A
+        moves = np.square(A).sum(axis=0)
+        self.is_graded = len(A) == len(moves) and not is_max and bool(moves.min() < _GRADED * moves.max())
 
     def start(self) -> Floats:
         """V = 1, equal w."""
@@ -390,10 +393,14 @@ class _Ascent:
         A = self.weighted(log_weights)
         factors = [constant_diagonal(block) for block in logs]
         logs, L, inverse, nu = (list(part) for part in zip(*factors, strict=True))
-        G = self._left(L, self._left(L, A.T @ A if self.is_max else self.M).T)
-        G[np.diag_indices_from(G)] += _RIDGE * np.trace(G) / len(G)
-        squares, Q = eigh(G, driver="evd", overwrite_a=True, check_finite=False)
-        values = np.sqrt(np.maximum(squares, _EPS * squares[-1]))
+        if self.is_graded:  # squares of the small ones would drown
+            _, values, right = svd(self._right(A, L), check_finite=False)
+            values, Q = np.maximum(values[::-1], _EPS * values[0]), right[::-1].T
+        else:
+            G = self._left(L, self._left(L, A.T @ A if self.is_max else self.M).T)
+            G[np.diag_indices_from(G)] += _RIDGE * np.trace(G) / len(G)
+            squares, Q = eigh(G, driver="evd", overwrite_a=True, check_finite=False)
+            values = np.sqrt(np.maximum(squares, _EPS * squares[-1]))
         X = []
         for steps, Li in zip(self.groups, inverse, strict=True):
             rows = Q[steps]
