@@ -6,14 +6,14 @@ from typing import Any, assert_never
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.linalg import block_diag, lstsq, solve_triangular, toeplitz
+from scipy.linalg import block_diag, solve_triangular, toeplitz
 
 from anyorder import checks
 from anyorder._filters import fftconvolve
 from anyorder.checks import final, frozen
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.patterns import Listed, Participation, Pattern, PerEpoch, Separated
-from anyorder.strategy.arithmetic import coarse, dot, exps, powers, product, times
+from anyorder.strategy.arithmetic import dot, exps, powers, product, times
 from anyorder.strategy.base import DENSE_STEPS, Recurrence, Row, State, Strategy, Vector
 from anyorder.strategy.blt import BLT
 from anyorder.strategy.bound import Bound, Visits, from_sum, roots, visits
@@ -275,6 +275,7 @@ _SHORT = 512  # steps of an epoch up to which more epochs are fitted
 _FITTED = 8  # epochs that are fitted; others take the parameters of the nearest one
 _FASTEST, _SLOWEST = 1.6, -30.0  # log of -log(decay)
 _FAST, _SCALE = -1.0, -1.5  # the fastest such decay and log scale at the start
+_SINGULAR = 1e-10
 _UNSTABLE = 10.0  # entries of T^-1 beyond this: its powers grow, and sums lose their digits
 _GAIN = 1e-8
 _ENTRIES = 1 << 15  # of a table in hand
@@ -409,10 +410,18 @@ def epoch_gram(workload: Workload, start: int, s: int) -> Floats:
         rows = plain.apply_transposed(_units(n, np.unique([end, n - 1])))[start:end].T
         last = np.arange(max(s - 2, 0), s)
         later = workload.apply(_units(n, start + last))[end:]
-        mixing = lstsq(rows[:, last].T, later.T, cond=1e-10)[0]  # later = mixing^T rows
-        both = coarse(mixing @ mixing.T, 24)
+        mixing = times(_pseudo_inverse(rows[:, last].T)[:, None], later)  # later = mixing^T rows
+        both = np.array([times(mixing, row) for row in mixing])
         M += (rows[:, :, None] * (both[:, :, None] * rows).sum(axis=1)[:, None]).sum(axis=0)
     return np.asarray(M)
+
+
+def _pseudo_inverse(R: Floats) -> Floats:
+    """Of one or two rows and columns: the inverse, unless R has rank 1."""
+    size = np.square(R).sum()
+    if R.shape == (2, 2) and abs(det := R[0, 0] * R[1, 1] - R[0, 1] * R[1, 0]) > _SINGULAR * size:
+        return np.array([[R[1, 1], -R[0, 1]], [-R[1, 0], R[0, 0]]]) / det
+    return np.asarray(R.T / size)
 
 
 def _without_weights(workload: Workload, steps: slice) -> Workload:

@@ -16,8 +16,8 @@ Floats = NDArray[np.float64]
 def step_decay(n: int, every: int, factor: float) -> Floats:
     """factor^floor(t / every): a drop after every `every` steps, as torch's `StepLR`."""
     every = checks.integer("every", every, low=1)
-    drops = np.arange(checks.integer("n", n, low=1)) // every
-    return np.asarray(checks.probability("factor", factor) ** drops)
+    factor = checks.probability("factor", factor)
+    return np.array([factor ** (t // every) for t in range(checks.integer("n", n, low=1))])
 
 
 def cosine(n: int, final: float = 0.0) -> Floats:
