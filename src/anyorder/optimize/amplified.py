@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr, ndtr
 
-from anyorder._filters import fftconvolve
+from anyorder._filters import complex_product, fftconvolve
 from anyorder.accounting import gdp_mu
 from anyorder.accounting.amplification.mixture import absolute_columns
 from anyorder.accounting.amplification.secret_order import SecretOrder
@@ -198,7 +198,7 @@ def composed(guess: Guess, grams: Sequence[Floats]) -> Noise:
             cells = np.zeros(_CELLS)
             np.add.at(cells, below % _CELLS, weights - share)
             np.add.at(cells, (below + 1) % _CELLS, share)
-            spectrum *= np.fft.rfft(cells / cells.sum())
+            spectrum = complex_product(spectrum, np.fft.rfft(cells / cells.sum()))
         law: Floats = np.fft.irfft(spectrum, _CELLS)
         losses: Floats = _CELL * np.fft.fftfreq(_CELLS, 1 / _CELLS).astype(np.float64)
         mu = math.sqrt(sum(part[0] ** 2 for part in parts))

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from anyorder import checks
+from anyorder._filters import complex_product
 from anyorder.checks import final
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.patterns import Listed, Participation, Pattern, PerEpoch, Separated
@@ -481,7 +482,7 @@ class BLTLoss:
     def loss(self, x: Numbers) -> Numbers:
         """Squared loss for (batch, 2 m) parameters."""
         decays, scales = _parameters(x)
-        return _by(self.sens(decays, scales), self.error(decays, scales))
+        return complex_product(self.sens(decays, scales), self.error(decays, scales))
 
     def sens(self, decays: Numbers, scales: Numbers) -> Numbers:
         """Squared sensitivity for the worst pattern, (batch,).
@@ -496,13 +497,13 @@ class BLTLoss:
         buffers, total = np.zeros_like(decays), np.zeros_like(decays[:, 0])
         gaps = np.diff(self.steps, append=self.n)
         for gap in gaps:
-            here = head + _by(scales, buffers).sum(axis=1)
-            total = total + _by(here, here)
-            buffers = _by(decays, buffers) + 1
-            w = _by(scales, buffers)
+            here = head + complex_product(scales, buffers).sum(axis=1)
+            total = total + complex_product(here, here)
+            buffers = complex_product(decays, buffers) + 1
+            w = complex_product(scales, buffers)
             series = np.expm1(-(gap - 1) * sums) / np.expm1(-sums)
             total = total + np.einsum("bi,bij,bj->b", w, series, w)
-            buffers = _by(decays ** (gap - 1), buffers)
+            buffers = complex_product(decays ** (gap - 1), buffers)
         return total
 
     def error(self, decays: Numbers, scales: Numbers) -> Numbers:
@@ -578,11 +579,6 @@ def _power(F: Numbers, exponent: int) -> Numbers:
 def _multiplied(A: Numbers, B: Numbers) -> Numbers:
     """A B of small matrices, without a library whose order of sums is its own."""
     return np.asarray(np.einsum("bij,bjk->bik", A, B))
-
-
-def _by(a: Numbers, b: Numbers) -> Numbers:
-    """The products of complex numbers, each rounded by itself: NumPy's own fuses sums where a processor can."""
-    return np.asarray(np.einsum("...,...->...", a, b))
 
 
 def _congruent(P: Numbers, W: Numbers) -> Numbers:

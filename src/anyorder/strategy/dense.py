@@ -428,7 +428,7 @@ class _Ascent:
         return np.asarray(np.sqrt(np.concatenate([*parts, np.exp(state.log_weights)])))
 
     def units(self, point: Floats) -> Floats:
-        """Of each coordinate's rounding: 2^-`_DIGITS` over the root of its part of V, of w, compared with the largest."""
+        """Of each coordinate's rounding: 2^-`_DIGITS` over the root of its part of V or w, of the largest 1."""
         diagonals, offset = [], 0
         for g in self.groups:
             k = g.shape[1]

@@ -13,7 +13,7 @@ from scipy.fft import irfft, next_fast_len, rfft
 from scipy.linalg import toeplitz
 
 from anyorder import checks
-from anyorder._filters import fftconvolve, lfilter
+from anyorder._filters import complex_product, fftconvolve, lfilter
 from anyorder.checks import final, frozen
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.formats import check_work
@@ -501,7 +501,8 @@ def _uncut(c: Floats, units: Visits, weights: Floats) -> UnitSquares:
     n = len(c)
     norms = np.cumsum(np.square(c))[::-1]
     size = next_fast_len(2 * n, real=True)
-    overlaps = irfft(np.square(np.abs(rfft(np.abs(c), size))), size)[:n]
+    spectrum = rfft(np.abs(c), size)
+    overlaps = irfft(complex_product(spectrum, spectrum.conj()), size)[:n]
 
     def entry(gaps: Integers, steps: Integers) -> Floats:
         pairs = np.where(gaps == 0, norms[steps], overlaps[gaps])
@@ -682,7 +683,8 @@ def _largest_row(A: Floats, d: Floats) -> Valued:
     """The p-norm, p = 48, of the squared row norms of A D: above the largest by n^(1/p) at most."""
     n = len(A)
     spectrum = np.fft.rfft(d, 2 * n)
-    B = np.fft.irfft(np.fft.rfft(A[:, ::-1], 2 * n, axis=1) * spectrum, 2 * n, axis=1)[:, :n][:, ::-1]
+    products = complex_product(np.fft.rfft(A[:, ::-1], 2 * n, axis=1), spectrum)
+    B = np.fft.irfft(products, 2 * n, axis=1)[:, :n][:, ::-1]
     rows = np.square(B).sum(axis=1)
     value = float(rows.max() * math.pow(whole_power(rows / rows.max(), _POWER).sum(), 1 / _POWER))
     shares = whole_power(rows / value, _POWER - 1)
