@@ -283,7 +283,7 @@ def _ascend(A: Floats, groups: Groups, *, is_max: bool, tolerance: float, max_it
                 memory.clear()
                 since.clear()
         image = ascent.step(state)
-        units = ascent.units(image)
+        units = ascent.units(image) * min(2.0**-_DIGITS, tolerance / 8)
         point = memory.mix(
             np.rint(state.point / units) * units, np.rint(image / units) * units,
             coarse(ascent.shares(state), _SHARE_BITS),
@@ -428,7 +428,7 @@ class _Ascent:
         return np.asarray(np.sqrt(np.concatenate([*parts, np.exp(state.log_weights)])))
 
     def units(self, point: Floats) -> Floats:
-        """Of each coordinate's rounding: 2^-`_DIGITS` over the root of its part of V or w, of the largest 1."""
+        """Of each coordinate's rounding: 1 over the root of its part of V or w, of the largest 1."""
         diagonals, offset = [], 0
         for g in self.groups:
             k = g.shape[1]
@@ -436,7 +436,7 @@ class _Ascent:
             diagonals.append(np.repeat(np.einsum("gii->gi", block).mean(axis=1), k * k))
             offset += block.size
         found = [part.max() - part for part in (np.concatenate(diagonals), point[offset:]) if part.size]
-        return np.asarray(2.0 ** (np.rint(np.concatenate(found) / (2 * math.log(2))) - _DIGITS))
+        return np.asarray(2.0 ** (np.rint(np.concatenate(found) / (2 * math.log(2)))))
 
     def weighted(self, log_weights: Floats) -> Floats:
         """diag(w)^1/2 A; A itself for the mean error."""
