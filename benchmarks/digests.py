@@ -48,8 +48,9 @@ def settings() -> dict[str, dict[str, Any]]:
     }
     orders = {
         "shuffled 240": EpochShuffle(4, 60), "shuffled 600": EpochShuffle(10, 60), "fixed 60": FixedOrder(60, 3, 20),
-        "fixed 256": FixedOrder(256, 4, 64), "fixed 600": FixedOrder(600, 10, 60), "separated 300": MinSeparation(300, 60, 5),
-        "separated 40": MinSeparation(40, 8, 5), "single 200": SingleEpoch(200), "single 1000": SingleEpoch(1000),
+        "fixed 256": FixedOrder(256, 4, 64), "fixed 600": FixedOrder(600, 10, 60),
+        "separated 300": MinSeparation(300, 60, 5), "separated 40": MinSeparation(40, 8, 5),
+        "single 200": SingleEpoch(200), "single 1000": SingleEpoch(1000),
     }  # fmt: skip
     for name, order in orders.items():
         for words, sgd in sgds.items():
@@ -93,7 +94,7 @@ def kernel() -> list[str]:
     """The architectures that the loaded libraries of linear algebra have taken."""
     import numpy as np
     import scipy.linalg  # noqa: F401
-    from threadpoolctl import threadpool_info
+    from threadpoolctl import threadpool_info  # type: ignore[import-untyped]
 
     del np
     return sorted({str(one.get("architecture")) for one in threadpool_info() if one["user_api"] == "blas"})
@@ -105,9 +106,8 @@ def under(environment: dict[str, str], names: list[str]) -> tuple[list[str], dic
     clean = {
         name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     }
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], env=clean | environment, capture_output=True, text=True, check=True
-    )  # fmt: skip
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    done = subprocess.run(command, env=clean | environment, capture_output=True, text=True, check=True)
     found, taken = json.loads(done.stdout.splitlines()[-1])
     return taken, found
 

@@ -8,6 +8,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy.linalg import toeplitz
 from scipy.stats import norm
+from tests.ranking import assert_ranked
 from tests.references import reference
 
 from anyorder.accounting.amplification.mixture import bins_gram

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.ranking import assert_ranked
 
 import anyorder as ao
 from anyorder import workload as W
