@@ -420,7 +420,7 @@ def _pseudo_inverse(R: Floats) -> Floats:
     """Of one or two rows and columns: the inverse, unless R has rank 1."""
     size = np.square(R).sum()
     if R.shape == (2, 2) and abs(det := R[0, 0] * R[1, 1] - R[0, 1] * R[1, 0]) > _SINGULAR * size:
-        return np.array([[R[1, 1], -R[0, 1]], [-R[1, 0], R[0, 0]]]) / det
+        return np.array([[R[1, 1], -R[0, 1]], [-R[1, 0], R[0, 0]]]) / float(det)
     return np.asarray(R.T / size)
 
 
