@@ -13,6 +13,8 @@ and started again, to its end; at each fifth point, killed there nine times and 
   key, where there is one: a record that was torn in the middle has that, and says so;
 - the certificate verifies, with its evidence;
 - the budget has one entry for each noise key with which a step was released, and one run;
+- where each life starts over, the same of each key by itself, and the certificate and the budget count every key, at no
+  fewer steps than were released under it;
 
 or that a job was refused where that is said (`REFUSED`), and released nothing more. What this cannot see:
 
@@ -118,6 +120,20 @@ def release_with_budget(folder: Path) -> End:
     return End(end.certificate, end.evidence, budget)
 
 
+def start_over(folder: Path) -> End:
+    """`Release` that each life begins again, with another key, entered in a budget."""
+    import anyorder as ao
+
+    people = ao.Budget(folder / "people.budget", 1000.0, 1e-4)
+    with ao.Release(_small_plan(), 5, checkpoint=folder / "run", start_over=True) as run:
+        if not run.steps_taken:
+            run.save()
+        people.spend(run.certificate())
+        _steps(run)
+        end = _certified(run, folder)
+    return End(end.certificate, end.evidence, people)
+
+
 def engine(folder: Path) -> End:
     """`PrivacyEngine`, saved after each epoch."""
     import torch
@@ -210,8 +226,8 @@ def budget(folder: Path) -> End:
     import anyorder as ao
 
     people = ao.Budget(folder / "people.budget", 100.0, 1e-4)
-    people.spend(_named_plan(), run=f"{1:032x}")  # words that are fingerprints of keys, as those of checkpoints
-    people.spend(_small_plan(), run=f"{2:032x}")
+    for i, plan in enumerate((_named_plan(), _small_plan())):
+        people.spend(plan, run=ao.Release(plan, 1, key=bytes([i + 1]) * 32).certificate())
     return End(budget=people)
 
 
@@ -257,7 +273,18 @@ def _job(folder: Path, begin: Callable[..., Any], go_on: Callable[..., Any], set
 
 JOBS: dict[str, Callable[[Path], End]] = {
     job.__name__.replace("_", "-"): job
-    for job in (release, release_ledger_on_disk, release_with_budget, engine, server, lazy_table, budget, train, fit)
+    for job in (
+        release,
+        release_ledger_on_disk,
+        release_with_budget,
+        start_over,
+        engine,
+        server,
+        lazy_table,
+        budget,
+        train,
+        fit,
+    )
 }
 WRITES_A_FOLDER = ("train", "fit")  # a life takes a second: in these, fewer points with --quick
 REFUSED = {"lazy-table": "cannot be drawn anew from step"}  # a torn record looks like a copy, whose rows lack noise
@@ -315,6 +342,7 @@ class Life:
         fault: what does not hold of what it left.
         renewed: the first step whose noise came from a fresh key, if any did.
         entries: of its budget, by the fingerprint of the key.
+        counted: steps that the certificate counts, by key.
         modules: what it imported.
     """
 
@@ -325,6 +353,7 @@ class Life:
     fault: str = ""
     renewed: int | None = None
     entries: dict[str, int] | None = None
+    counted: dict[str, int] | None = None
     modules: tuple[str, ...] = ()
 
 
@@ -376,9 +405,21 @@ def _lived(name: str, place: Path, key: int, point: int) -> dict[str, Any]:
         told["renewed"] = run._files.renewed_since()[0]
     if end.certificate is not None:
         verify(end.certificate, evidence=end.evidence)
+    if name == "start-over":
+        told["counted"] = _counted(run)
     if end.budget is not None:
         told["entries"] = Counter(held.spend.run or held.key for held in end.budget.entries())
     return {**told, "modules": [name for name in sys.modules if name not in known]}
+
+
+def _counted(run: Any) -> dict[int, int]:
+    """{key: steps} of a run and of the starts before it, as its certificate has them."""
+    from anyorder.noise import NoiseSource
+
+    digest = run.plan.digest.encode()
+    keys = {NoiseSource(bytes([key]) * 32).derive(digest).fingerprint(): key for key in range(1, RESTARTS + 3)}
+    shown = run.certificate()
+    return {run._key[0]: shown.steps, **{keys[one]: steps for one, steps in shown.earlier}}
 
 
 # -- many lives ------------------------------------------------------------------------------------------------------
@@ -440,12 +481,15 @@ class Killer:
 
     def _check(self, points: list[int], end: Life, place: Path) -> None:
         seen = shown(place)
-        self.most = max([self.most, *map(len, seen.values())])
+        for found in seen.values():
+            self.most = max(self.most, *Counter(key for key, _ in found).values())
         self.refused += bool(end.refused)
         self.renewed += end.renewed is not None
         keys = {key for found in seen.values() for key, _ in found}
         problem = end.fault
-        if any(len(found) > 1 for found in seen.values()):
+        if self.name == "start-over":
+            problem = problem or end.refused or self._miscounted(end, seen)
+        elif any(len(found) > 1 for found in seen.values()):
             problem = f"several releases of a step: { {step: len(found) for step, found in seen.items()} }"
         elif len(keys) > 1:
             problem = f"steps were released under {len(keys)} keys"
@@ -456,6 +500,21 @@ class Killer:
             problem = problem or self._differs(end, seen, keys)
         if problem:
             self.faults.append(f"{self.name}, killed at {points}: {problem}")
+
+    def _miscounted(self, end: Life, seen: dict[int, set[tuple[int, str]]]) -> str:
+        """What is not counted of all starts, or was released twice under one key."""
+        counted, entries = end.counted or {}, end.entries or {}
+        until = end.renewed if end.renewed is not None else 10**9
+        for step, found in seen.items():
+            for key in {key for key, _ in found}:
+                released = {digest for own, digest in found if own == key}
+                if len(released) > 1 or counted.get(str(key), 0) <= step:
+                    return f"step {step} under key {key}: {len(released)} releases, counted are {counted}"
+                if step < until and released != {self.expected(key)[step]}:
+                    return f"step {step} under key {key} is another than that of the run that nobody killed"
+        of_a_copy = int(end.renewed is not None)  # its key is another, as of a copy that went on
+        is_whole = len(counted) <= len(entries) <= len(counted) + of_a_copy
+        return "" if is_whole and max(entries.values()) == 1 else f"entries {entries} for {counted}"
 
     def _differs(self, end: Life, seen: dict[int, set[tuple[int, str]]], keys: set[int]) -> str:
         """What is otherwise than in a run that nobody killed."""
@@ -494,7 +553,7 @@ def rows(name: str, every: int, faults: list[str]) -> Iterator[Row]:
             ("points of them", killer.whole.points, "points"),
             ("lives", killer.lives, "lives"),
             ("of them killed", killer.kills, "kills"),
-            ("releases of one step, at most", killer.most, "releases"),
+            ("releases of one step under one key, at most", killer.most, "releases"),
             ("went on with fresh noise behind a torn record", killer.renewed, "runs"),
             ("refused", killer.refused, "runs"),
             ("faults", len(killer.faults), "runs"),

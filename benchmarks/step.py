@@ -25,7 +25,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from benchmarks._peers import OPACUS, interpreter
-from benchmarks._report import options
+from benchmarks._report import Row, options, show
 from benchmarks.clipping import MEMORY
 
 METHODS = ("plain", "hooks", "ghost", "ours", "blt")
@@ -66,7 +66,10 @@ def main() -> None:
         cells = "".join(f"{name:>8}" for name in METHODS[1:])
         print(f"{'':<52}{'plain ms':>10}{cells}{'goal':>8}")
     for row in rows(names, quick=chosen.quick):
-        print(json.dumps(row) if chosen.json else _line(row), flush=True)
+        if chosen.json:
+            show(_compared(row), as_json=True)
+        else:
+            print(_line(row), flush=True)
 
 
 def rows(names: Any, *, quick: bool) -> Iterator[dict[str, Any]]:
@@ -146,6 +149,15 @@ def _pythons(quick: bool) -> dict[str, str]:
         return found | {"hooks": opacus, "ghost": opacus}
     here = find_spec("opacus") is not None
     return {method: python for method, python in found.items() if here or method not in ("hooks", "ghost")}
+
+
+def _compared(row: dict[str, Any]) -> Iterator[Row]:
+    """Each of ours beside plain training and each peer, all in plain steps (or in plain's peak memory)."""
+    for own in ("ours", "blt"):
+        for peer in ("plain", "hooks", "ghost"):
+            ours, other = row[own], 1.0 if peer == "plain" else row[peer]
+            ratio = None if ours is None or other is None else other / ours
+            yield Row(f"{row['name']}: {own}, {peer}", ours, other, ratio, f"plain's {row['plain']:.4g} {row['unit']}")
 
 
 def _line(row: dict[str, Any]) -> str:

@@ -13,7 +13,12 @@ PARTIES: tuple[tuple[str, str, str, str], ...] = (
     ("who follows the training", "xxx.....", "the same epsilon: it is for all steps together", "kept"),
     ("a unit (a person, a client)", "xxxx....", "the same, and its own mu in the receipt", "kept"),
     ("who learns the batches, order public", "xxx.x...", "the same epsilon: no claim rests on the batches", "kept"),
-    ("who learns the batches, order by coins", "xxx.x...", "the epsilon 'if known' on the card, far above", "weak"),
+    (
+        "who learns the batches, drawn order",
+        "xxx.x...",
+        "the epsilon 'if known' on the card, far above",
+        "weak",
+    ),
     ("who holds the evidence, an auditor", "xxx.xx..", "the same; it knows who took part, and when", "weak"),
     ("who holds the checkpoint", "xxx.x.x.", "nothing: its key takes the noise off", "none"),
     ("who trains", "xxx.xxxx", "nothing: sees the data, and is trusted", "none"),

@@ -19,8 +19,9 @@ from anyorder.__main__ import main
 from anyorder.accounting import poisson
 from anyorder.accounting.selection import Counts, Top, Uniform
 from anyorder.app import cli
-from anyorder.app.cli import app, plans, run, training
+from anyorder.app.cli import app, plans, run, training, verification
 from anyorder.app.job import Settings
+from anyorder.formatting import rounded_up
 from anyorder.participation import EpochShuffle
 from anyorder.plan.plan import Plan
 from anyorder.plan.planner import plan_at_sigma
@@ -563,6 +564,28 @@ def test_certificates_of_different_units_are_not_composed(tmp_path):
     refused(invoke("verify", a, b), 1, "NOT verified", "neighbours")
 
 
+def test_a_receipt_of_a_run_that_stopped_counts_whole_unless_the_reason_is_stated(tmp_path):
+    """Whoever stops by what is released has lost more than the steps before the stop tell."""
+    plan, both, stated = flat_plan(dataset_size=8, batch_size=2, epochs=2, noise_multiplier=2.0, delta=1e-5), [], []
+    for i in range(2):
+        with anyorder.Release(plan, size=1) as release:
+            for t in range(4 * (i + 1)):
+                release.step([2 * (t % 4), 2 * (t % 4) + 1], np.zeros(1, np.float32))
+            both += [tmp_path / f"{i}.privacy.json", "--receipt", tmp_path / f"{i}.receipt.json"]
+            release.certificate().save(both[-3])
+            release.evidence().receipt(1).save(both[-1])
+            stated += [tmp_path / f"{i}.stated.json", *both[-2:]]
+            release.certificate(public_stop=True).save(stated[-3])
+    whole, less = (
+        json.loads(invoke("verify", *files, "--json").stdout)["together"]["mu"] for files in (both, stated)
+    )  # fmt: skip
+    assert whole == pytest.approx(math.hypot(plan.mu, plan.mu), rel=1e-5)
+    mus = [anyorder.verify(both[i], receipt=both[i + 2]).receipt.mu for i in (0, 3)]
+    assert less < whole
+    assert less == pytest.approx(math.hypot(*mus), rel=1e-5)
+    assert "why the run stopped early is not stated" in invoke("verify", *both).stdout
+
+
 def test_receipts_of_one_unit_over_several_runs(tmp_path):
     """In how many steps of each run it was, and what all of them tell of it; a run without its receipt counts whole."""
     plan = flat_plan(dataset_size=8, batch_size=2, epochs=2, noise_multiplier=2.0, delta=1e-5)
@@ -595,3 +618,34 @@ def test_receipts_of_one_unit_over_several_runs(tmp_path):
     refused(invoke("verify", files[0], files[0], "--receipt", a), 1, "NOT verified", "one noise key")
     (third,) = certificates(tmp_path, plan)  # in place of the first, and a run of its own
     refused(invoke("verify", third, files[1], "--receipt", a), 1, "NOT verified", "none of the certificates")
+
+
+def test_a_run_that_was_started_over_claims_all_that_it_released(tmp_path):
+    plan = flat_plan(dataset_size=8, batch_size=2, epochs=1, noise_multiplier=2.0, delta=1e-5)
+    a, b = tmp_path / "a.privacy.json", tmp_path / "b.privacy.json"
+    for file, checkpoint in ((a, "a.ckpt"), (a, "a.ckpt"), (b, "b.ckpt")):
+        with anyorder.Release(plan, 1, checkpoint=tmp_path / checkpoint, start_over=True) as release:
+            for t in range(plan.n):
+                release.step([] if t else [1], np.zeros(1))
+            release.certificate().save(file)
+            release.evidence().receipt(1).save(tmp_path / f"{checkpoint}.receipt")
+    twice = anyorder.compose(plan, plan).epsilon(1e-5)
+    told = json.loads(invoke("verify", a, "--json").stdout)
+    assert told["claims"]["epsilon"] == pytest.approx(twice)
+    assert told["started_over"] == [plan.n]
+    assert f"claims epsilon <= {rounded_up(twice)} at" in " ".join(invoke("verify", a).stdout.split())
+    own = tmp_path / "a.ckpt.receipt"
+    mus = plan.mu, plan.mu, anyorder.verify(a, receipt=own).receipt.mu  # of b, of the start before, and of the receipt
+    mine = json.loads(invoke("verify", a, b, "--receipt", own, "--json").stdout)["together"]["mu"]
+    assert mine == pytest.approx(math.hypot(*mus))
+
+
+def test_under_secret_draws_a_receipt_lowers_no_claim(tmp_path):
+    """Its mu is against those who know the steps, and the plan's curve may be above it or below."""
+    plan = flat_plan(order="poisson", dataset_size=8, batch_size=4, epochs=2, noise_multiplier=2.0, delta=1e-5)
+    with anyorder.Release(plan, 1) as release:
+        for _ in range(plan.n):
+            release.step(release.sample(8), np.zeros(1))
+        certificate, evidence = release.certificate(), release.evidence()
+        unit = next(u for row in release.ledger.history() for u in row)
+    assert verification._of_unit(certificate, evidence.receipt(unit)) == certificate.curve

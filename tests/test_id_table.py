@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from anyorder import id_table
-from anyorder.id_table import IdTable
+from anyorder import _ids as id_table
+from anyorder._ids import IdTable
 from anyorder.ledger import Ledger, UnitHistory, distinct, plain
 from anyorder.participation import MinSeparation
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import anyorder
 
 ROOMS = [
-    "errors", "durable", "checks", "roots", "formatting", "_filters", "formats", "_library", "id_table", "patterns",
+    "errors", "durable", "checks", "roots", "formatting", "_filters", "formats", "_library", "_ids", "patterns",
     "workload", "strategy", "noise", "accounting", "_draws", "participation", "optimize", "ledger",
     "sampling", "plan", "release", "audit", "clipping", "sparse", "training", "federated", "online", "budget",
     "app", "__main__",

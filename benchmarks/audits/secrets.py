@@ -1,4 +1,4 @@
-"""The Secret Sharer on a word model of the Brown corpus: 2000 canaries of three words, half of them left out by coins.
+"""The Secret Sharer on a word model of the Brown corpus: 2000 canaries of three words, half of them left out at random.
 
 Three trainings with the same settings (5 epochs of batch 500, SGD with learning rate 1 and momentum 0.9): without
 privacy; with each sequence's gradient clipped to norm 1 and noise of a millionth of that, which stands for none; and

@@ -140,6 +140,9 @@ if not TYPE_CHECKING:  # which sees the imports above, and tells of names that a
             if name != "plan" or not isinstance(value, ModuleType):
                 super().__setattr__(name, value)
 
+        def __reduce__(self) -> tuple[Any, ...]:  # a function that names it is sent to another process with it
+            return importlib.import_module, (self.__name__,)
+
     sys.modules[__name__].__class__ = _Package
 
     def __getattr__(name: str) -> Any:

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyorder import checks, durable
+from anyorder._ids import IdTable
 from anyorder.checks import frozen
 from anyorder.errors import ArgumentError, CheckpointError, ParticipationError, StepsExhaustedError, TrainingError
 from anyorder.formats import inflate, spend_participations
-from anyorder.id_table import IdTable
 from anyorder.participation import KnownOrder
 from anyorder.participation.registry import ORDERS
 from anyorder.patterns import Participation, Refusals, Rule

@@ -6,8 +6,6 @@ import math
 import os
 import random
 import re
-import subprocess
-import sys
 import time
 import warnings
 from pathlib import Path
@@ -779,14 +777,13 @@ def test_the_fixture_fails_a_loop_that_leaks(pytester):
     done.stdout.fnmatch_lines(["*IsolationError: isolation: * 1 kind(s) of channel*", "*output [[]*"])
 
 
-def test_the_page_s_test_file_fails_for_the_planted_channel_alone(tmp_path):
-    """As a project of its own runs it, with the plugin."""
+def test_the_page_s_test_file_fails_for_the_planted_channel_alone(pytester):
     page = (Path(__file__).parents[2] / "docs" / "isolation.md").read_text()
     [block] = [one for one in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "# test_my_loop.py" in one]
-    (tmp_path / "test_my_loop.py").write_text(block)
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_my_loop.py"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert "1 failed, 1 passed" in done.stdout
-    assert "FAILED test_my_loop.py::test_my_loop - anyorder.errors.IsolationError" in done.stdout
-    assert re.search(r"own step \[huge values, step \d\]: moved by \d\.\d+ clip norms where 2 is allowed", done.stdout)
-    assert re.search(r"units \[huge values, step \d\]: others are in this step", done.stdout)
+    pytester.makepyfile(test_my_loop=block)
+    done = pytester.runpytest_inprocess("-q", "-p", "no:cacheprovider")
+    done.assert_outcomes(passed=1, failed=1)
+    told = done.stdout.str()
+    assert "FAILED test_my_loop.py::test_my_loop - anyorder.errors.IsolationError" in told
+    assert re.search(r"own step \[huge values, step \d\]: moved by \d\.\d+ clip norms where 2 is allowed", told)
+    assert re.search(r"units \[huge values, step \d\]: others are in this step", told)

@@ -333,16 +333,17 @@ def test_units_that_may_be_absent_are_not_counted_one_by_one(path):
 def test_a_run_is_charged_once(path):
     budget = make(path)
     made = plan(2.0)
-    first = budget.spend(made, run="abc")
-    for again in (budget, ao.Budget(path)):  # a program without a checkpoint is another run at each start
-        with pytest.raises(BudgetError, match="spend.release.certificate"):
-            again.spend(made, run="abc")
-    assert budget.remaining() == first
-    assert budget.spend(made, run="other").entries == 2
+    for what, word in ((Gaussian(0.01), "a curve"), (made, "abc")):
+        first = budget.spend(what, run=word)
+        for again in (budget, ao.Budget(path)):  # a program without a checkpoint is another run at each start
+            with pytest.raises(BudgetError, match="spend.release.certificate"):
+                again.spend(what, run=word)
+        assert budget.remaining() == first
+    assert budget.spend(made, run="other").entries == 3
     with pytest.raises(BudgetError, match="another plan"):
         budget.spend(plan(1.0), run="abc")
-    assert budget.spend(certificate(made)).entries == 3
-    assert budget.spend(certificate(made)).entries == 3
+    assert budget.spend(certificate(made)).entries == 4
+    assert budget.spend(certificate(made)).entries == 4
 
 
 def test_a_word_stands_for_one_run(path):
@@ -353,9 +354,13 @@ def test_a_word_stands_for_one_run(path):
     with pytest.raises(BudgetError, match="under this word"):
         budget.spend(made, run="abc")
     assert budget.remaining() == first
-    word = "ab" * 16  # a noise key's own fingerprint
+    word = certificate(made, 0, "c")  # of a run that is saved: its key's fingerprint stands for a word
     own = budget.spend(made, run=word)
     assert budget.spend(made, run=word) == own
+    with pytest.raises(BudgetError, match="under this word"):  # digits are no certificate, whoever they are of
+        budget.spend(made, run=word.key_fingerprint)
+    with pytest.raises(ArgumentError, match="of this plan"):
+        budget.spend(plan(7.0), run=word)
     for other in (known([["cid"], ["dan"]]), made.public()):
         for asked in (budget.check, budget.spend):
             with pytest.raises(BudgetError, match="units by name"):

@@ -221,8 +221,11 @@ def test_what_a_run_does_to_its_settings_no_other_run_sees(tmp_path):
 
 
 def test_times_of_what_is_left_do_not_tell_how_long_it_took(tmp_path):
+    inodes = []
+
     def slow(settings, plan, folder):
         (folder / "model.txt").write_text("a model")
+        inodes.append((folder / "model.txt").stat().st_ino)
         time.sleep(0.02)
         return quick(settings, plan, folder)
 
@@ -231,6 +234,8 @@ def test_times_of_what_is_left_do_not_tell_how_long_it_took(tmp_path):
     left = [tmp_path / "search", *(tmp_path / "search").rglob("*")]
     assert len(left) == 7
     assert len({path.stat().st_mtime_ns for path in left}) == 1
+    assert inodes
+    assert (tmp_path / "search" / "best" / "model.txt").stat().st_ino not in inodes  # made at the end
 
 
 def test_names_of_folders_are_those_of_no_order(tmp_path):

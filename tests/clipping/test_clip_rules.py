@@ -92,7 +92,7 @@ def linear(values):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("share", [1e-6, 0.1, 0.7, 1 - 1e-9])
 def test_rounding_carries_no_unit_over_the_clip_norm_with_its_count(share, dtype, engine):
-    for seed in range(20):
+    for seed in range(6):
         v = torch.randn(1, 500, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         for length in (1 - 1e-7, 1.0, 1 + 1e-7, 3.7, 1e30):
             module, x = linear((v / v.norm() * length * 0.3).to(dtype))

@@ -11,6 +11,7 @@ from anyorder.clipping import per_example as clipping_engine
 from anyorder.clipping.per_example import FunctionalClipping, GhostClipping
 from anyorder.errors import ModelError, NonFiniteError, TrainingError
 from clipping.brute import assert_close, clipped_sum, norm, per_example, run
+from laws.cases import over
 
 Clipping = FunctionalClipping
 
@@ -45,7 +46,7 @@ GROUPS = {
 
 
 @pytest.mark.parametrize("groups", GROUPS)
-@pytest.mark.parametrize("chunk_size", [1, 2, 3, 10, 11, 50, None])
+@over("chunk_size", [1, 2, 3, 10, 11, 50, None])
 def test_units_and_chunks(groups, chunk_size):
     module, (x, y) = network(), batch(11)
     expected = clipped_sum(per_example(module, x, y, F.cross_entropy), GROUPS[groups], 0.4)

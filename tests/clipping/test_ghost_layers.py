@@ -13,6 +13,7 @@ from anyorder.clipping.norms import DirectUse, LinearUse
 from anyorder.clipping.per_example import GhostClipping
 from clipping.brute import TOLERANCE, assert_close, clipped_sum, norm, per_example, run
 from clipping.test_layers_by_loop import CASES, IMAGE, SEQUENCE, TOKENS, LowRank, inputs
+from laws.cases import over
 
 
 class With(nn.Module):
@@ -181,7 +182,7 @@ UNITS = {"examples": torch.arange(5), "units": torch.tensor([5, 2, 5, 9, 5])}
 @pytest.mark.filterwarnings("ignore:.*in two passes:anyorder.errors.ClippingWarning")
 @pytest.mark.parametrize("units", UNITS)
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("name", CASES | ODD)
+@over("name", CASES | ODD)
 def test_layer(name, dtype, units):
     torch.manual_seed(3)
     make, shape = (CASES | ODD)[name]
@@ -228,7 +229,7 @@ def formula(request, monkeypatch):
 
 
 @pytest.mark.parametrize("units", UNITS)
-@pytest.mark.parametrize("name", ["linear", "linear on sequences", "conv1d", "conv2d", "conv2d dilated", "conv3d",
+@over("name", ["linear", "linear on sequences", "conv1d", "conv2d", "conv2d dilated", "conv3d",
                                   "called twice", "tied", "several images, groups", "slices"])  # fmt: skip
 def test_every_formula(name, units, formula):
     torch.manual_seed(3)

@@ -12,6 +12,7 @@ from anyorder.clipping import per_example as engine
 from anyorder.clipping.per_example import FunctionalClipping, GhostClipping
 from anyorder.errors import ArgumentError, ModelError
 from clipping.brute import TOLERANCE, assert_close, clipped_sum, per_example, run
+from laws.cases import over
 
 B = 6
 
@@ -145,12 +146,13 @@ def batch(shape, dtype=torch.float64):
     return torch.randint(0, 9, (B, shape)) if isinstance(shape, int) else torch.randn(B, *shape, dtype=dtype)
 
 
-@pytest.mark.parametrize("groups", [torch.arange(B), torch.tensor([4, 0, 4, 4, 2, 0])], ids=["examples", "units"])
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@over("groups", [torch.arange(B), torch.tensor([4, 0, 4, 4, 2, 0])])
+@over("engine", ENGINES)
+@over("dtype", TOLERANCE)
 @pytest.mark.parametrize("name", MODELS)
 def test_sums_are_those_of_the_loop(name, dtype, engine, groups):
     torch.manual_seed(0)
+    CALLS.clear()
     make, shape = MODELS[name]
     module, x = make().to(dtype), batch(shape, dtype)
     y = torch.randn_like(module(x))

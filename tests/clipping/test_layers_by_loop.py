@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from anyorder.clipping.per_example import FunctionalClipping
 from clipping.brute import TOLERANCE, assert_close, clipped_sum, per_example, run
+from laws.cases import over
 
 
 class Attention(nn.Module):
@@ -160,7 +161,7 @@ def inputs(shape, size, dtype):
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("name", CASES)
+@over("name", CASES)
 def test_layer(name, dtype):
     torch.manual_seed(3)
     make, shape = CASES[name]

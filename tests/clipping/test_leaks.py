@@ -10,6 +10,7 @@ from torch import nn
 from anyorder.clipping.per_example import FunctionalClipping, GhostClipping
 from anyorder.errors import ModelError
 from clipping.brute import distance, norm
+from laws.cases import over
 
 ENGINES = [FunctionalClipping, GhostClipping]
 HUGE = 2.0**24
@@ -54,8 +55,8 @@ def test_a_unit_whose_rows_cancel_does_not_move_the_rounding_of_others(engine):
     assert distance(sums(engine, wide(size), x, groups), sums(engine, wide(size), without, groups)) <= 1.0
 
 
-@pytest.mark.parametrize("tiny", [2.0**-149, 3 * 2.0**-149, 2.0**-130])
-@pytest.mark.parametrize("large", [2.0**20, 2.0**31, 2.0**100, 2.0**126])
+@over("tiny", [2.0**-149, 3 * 2.0**-149, 2.0**-130])
+@over("large", [2.0**20, 2.0**31, 2.0**100, 2.0**126])
 @pytest.mark.parametrize("kind", ["linear", "wider", "positions", "convolution"])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_denormal_numbers_do_not_round_a_unit_over_the_bound(engine, kind, large, tiny):

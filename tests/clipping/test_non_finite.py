@@ -12,6 +12,7 @@ from anyorder.clipping import Adaptive, Automatic, PerGroup, make_clipping, nati
 from anyorder.clipping.per_example import FunctionalClipping, GhostClipping
 from anyorder.errors import ArgumentError, NonFiniteError
 from clipping.brute import distance, norm
+from laws.cases import over
 
 B, BAD = 6, 2
 
@@ -124,7 +125,7 @@ ALONE, JOINED = torch.arange(B), torch.tensor([0, 1, 7, 3, 7, 0])
 
 @pytest.mark.parametrize("groups", [ALONE, JOINED], ids=["examples", "units"])
 @pytest.mark.parametrize("where", ["input", "loss"])
-@pytest.mark.parametrize("name", MODELS)
+@over("name", MODELS)
 def test_each_layer(name, where, groups):
     make, shape = MODELS[name]
     where = "loss" if isinstance(shape, int) else where
@@ -132,8 +133,8 @@ def test_each_layer(name, where, groups):
         compare("ghost", make, inputs(shape), value, where, groups)
 
 
-@pytest.mark.parametrize("groups", [ALONE, JOINED], ids=["examples", "units"])
-@pytest.mark.parametrize("name", ["linear", "table", "lstm", "norm"])
+@over("groups", [ALONE, JOINED])
+@over("name", ["linear", "table", "lstm", "norm"])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_each_engine_and_rule(engine, name, groups):
     make, shape = MODELS[name]

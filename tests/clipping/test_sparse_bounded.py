@@ -9,6 +9,7 @@ import torch
 import anyorder as ao
 from anyorder.errors import ArgumentError
 from anyorder.sparse import bounded_parts, bounded_rows
+from laws.cases import over
 
 V, D = 9, 4
 
@@ -26,7 +27,7 @@ def whole(rows, values):
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
-@pytest.mark.parametrize("seed", range(20))
+@over("seed", range(20))
 def test_it_is_the_bounded_sum_of_whole_tables(seed, dtype):
     rows, values, units = given(seed, m=1 + 3 * seed, dtype=dtype)
     expected = ao.bounded_sum(whole(rows, values), units, 0.7)
@@ -126,7 +127,7 @@ def laid_out(total, sums):
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 @pytest.mark.parametrize("names", [int, "user {}".format])
-@pytest.mark.parametrize("seed", range(15))
+@over("seed", range(15))
 def test_parts_are_the_bounded_sum_of_all_of_them_side_by_side(seed, names, dtype):
     dense, tables = several(seed, dtype)
     expected = ao.bounded_sum(*side_by_side(dense, tables), 0.7)

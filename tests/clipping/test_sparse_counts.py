@@ -10,6 +10,7 @@ from anyorder.clipping.norms import count_of
 from anyorder.errors import ArgumentError
 from clipping.brute import run
 from clipping.test_sparse_sums import GROUPS, MODELS, B, Bow, TwoTables, batch, dense, loss, tables_of
+from laws.cases import over
 
 
 def counts_by_hand(reads, groups, count_norm, padding=None):
@@ -24,9 +25,9 @@ def counts_by_hand(reads, groups, count_norm, padding=None):
     return result
 
 
-@pytest.mark.parametrize("chunk_size", [None, 2])
-@pytest.mark.parametrize("count_norm", [0.3, 1.5, 10.0])
-@pytest.mark.parametrize("groups", GROUPS.values(), ids=GROUPS)
+@over("chunk_size", [None, 2])
+@over("count_norm", [0.3, 1.5, 10.0])
+@over("groups", GROUPS.values())
 @pytest.mark.parametrize("name", ["padding", "tied", "two tables", "plain, padding", "bag, mean, 4", "two bags, sum"])
 def test_each_row_is_counted_once_for_each_unit_that_reads_it(name, groups, count_norm, chunk_size):
     make, names = MODELS[name]

@@ -11,6 +11,7 @@ from anyorder.clipping import Adaptive, Automatic, PerGroup, make_clipping, norm
 from anyorder.clipping.norms import EmbeddingUse, UnitMap, Weights, round_down
 from anyorder.clipping.per_example import GhostClipping
 from clipping.brute import assert_close, clipped_sum, per_example, run
+from laws.cases import over
 
 V, D, B = 11, 3, 7
 
@@ -154,17 +155,18 @@ def loss(outputs, y):
 @pytest.fixture(params=MODELS)
 def model(request):
     make, names = MODELS[request.param]
-    return make(), names
+    return make, names
 
 
 GROUPS = {"examples": torch.arange(B), "units": torch.tensor([3, 1, 3, 3, 0, 1, 3])}
 
 
-@pytest.mark.parametrize("chunk_size", [None, 2])
-@pytest.mark.parametrize("groups", GROUPS.values(), ids=GROUPS)
-@pytest.mark.parametrize("stand_in", [True, False])
+@over("chunk_size", [None, 2])
+@over("groups", GROUPS.values())
+@over("stand_in", [True, False])
 def test_sums_are_those_of_autograd_one_example_at_a_time(model, groups, stand_in, chunk_size):
-    module, names = model
+    make, names = model
+    module = make()
     x, y = batch()
     expected = clipped_sum([dense(g) for g in per_example(module, x, y, loss)], groups, 0.05)
     whole = copy.deepcopy(module)
@@ -183,9 +185,10 @@ def test_sums_are_those_of_autograd_one_example_at_a_time(model, groups, stand_i
     assert_close(dense(sums), expected, 1e-10)
 
 
-@pytest.mark.parametrize("rule", RULES, ids=str)
+@over("rule", RULES)
 def test_every_rule_sees_the_norms_that_it_would_see_of_a_whole_table(model, rule):
-    module, names = model
+    make, names = model
+    module = make()
     x, y = batch()
     whole = copy.deepcopy(module)
     _, expected = run(GhostClipping(whole, rule=rule), x, y, loss, clip_norm=0.05)

@@ -22,7 +22,7 @@ import anyorder as ao
 from anyorder.errors import CheckpointError
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower"
-ROUNDS, PARTICIPATIONS = 7, 4
+ROUNDS, PARTICIPATIONS = 5, 3
 PATIENCE = 400.0  # seconds for any one thing, on a machine with much else to do
 
 
@@ -209,11 +209,11 @@ def test_a_federation_whose_parts_are_killed_goes_on(federation, tmp_path):
     federation.wait(lambda: federation.replies() >= 1, "the first reply")
     federation.kill("bob")  # the run goes on without it; then it comes back, under another node's number
     federation.node("bob")
-    federation.wait(lambda: federation.replies() >= 3, "the third reply, before which two rounds are on the disk")
+    federation.wait(lambda: federation.replies() >= 2, "the second reply, before which a round is on the disk")
 
     federation.kill_server_app()
     seen = [ledger(config)]
-    assert len(seen[0]) >= 2
+    assert seen[0]
     before = federation.replies()
     federation.run(**options)
     federation.wait(lambda: federation.replies() >= before + 2, "a round after the resume")

@@ -81,6 +81,7 @@ def over(name: str, values: Iterable[object]) -> Callable[[Callable[..., None]],
         each.__signature__ = own.replace(parameters=left)  # type: ignore[attr-defined]
         each.__name__, each.__doc__ = test.__name__, test.__doc__
         each.pytestmark = getattr(test, "pytestmark", [])  # type: ignore[attr-defined]
+        each.of_one = getattr(test, "of_one", test)  # type: ignore[attr-defined]  # for who asks for a single case
         return each
 
     return decorate

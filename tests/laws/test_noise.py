@@ -3,16 +3,15 @@
 import itertools
 
 import numpy as np
-import pytest
 
 from anyorder.noise import NoiseSource, NoiseStream
 from anyorder.noise.stream import first_new_row
-from laws.cases import STRATEGIES
+from laws.cases import STRATEGIES, over
 from noise.whitening import assert_white
 
 SOURCE = NoiseSource(bytes(range(32)))
 
-every_strategy = pytest.mark.parametrize("name", STRATEGIES)
+every_strategy = over("name", STRATEGIES)
 
 
 @every_strategy

@@ -11,7 +11,7 @@ from anyorder.strategy.sensitivity import sensitivity, unit_sensitivities
 from laws.cases import PARTICIPATIONS, SAMPLED, STRATEGIES, over
 from oracles import attained_squared, random_separated
 
-every_strategy = pytest.mark.parametrize("name", STRATEGIES)
+every_strategy = over("name", STRATEGIES)
 
 
 @every_strategy

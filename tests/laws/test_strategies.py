@@ -15,7 +15,7 @@ from laws.cases import STRATEGIES, over
 
 SIZES = [1, 2, 3, 7, 16, 29]
 
-every_strategy = pytest.mark.parametrize("name", STRATEGIES)
+every_strategy = over("name", STRATEGIES)
 every_size = over("n", SIZES)
 
 

@@ -11,6 +11,7 @@ from anyorder.errors import ArgumentError, NoiseWarning
 from anyorder.noise import NoiseSource, NoiseStream, compiled, normals
 from anyorder.noise.program import NONE, OP, TERM, Operation, Program, execute
 from anyorder.strategy import Independent
+from laws.cases import over
 from noise.test_chacha import KEYSTREAMS
 
 KEY = bytes(range(32))
@@ -144,7 +145,7 @@ def _compiled(ops, result):
 
 
 @every_path
-@pytest.mark.parametrize("name", PROGRAMS)
+@over("name", PROGRAMS)
 def test_programs_give_what_their_operations_give_one_by_one(kernel, name):
     """Whole tiles and parts of them, added at once or not: operations may be joined, the bits stay."""
     ops, result = PROGRAMS[name]

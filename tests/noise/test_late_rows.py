@@ -115,7 +115,10 @@ def test_renewed_rows_come_from_their_own_key(name):
             assert np.array_equal(values[at], made)
 
 
-def test_what_does_not_fit_is_refused_and_changes_nothing():
+@pytest.mark.parametrize("compiled", [True, False])
+def test_what_does_not_fit_is_refused_and_changes_nothing(compiled, monkeypatch):
+    if not compiled:
+        monkeypatch.setattr(NoiseSource, "kernel", None)
     jump = Jump(np.ones((1, 1, 1)), np.ones((1, 1, 1)), np.array([[1]]), np.zeros(2, np.int64))
     source, values, rows = NoiseSource(KEY), np.zeros((4, 5)), np.array([0, 1])
     sums = np.ones((2, 5))
@@ -134,6 +137,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing():
             carry(source, made, *arguments)
     for arrays, first, message in [
         ([values.T], 0, "contiguous"),
+        ([values[::-1]], 0, "contiguous"),
         ([values.astype(np.float16)], 0, "float32 or float64"),
         ([values], -1, "elements of Z"),
         ([values], 2**62 - 19, "elements of Z"),

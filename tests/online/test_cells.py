@@ -17,6 +17,7 @@ from anyorder.errors import ArgumentError, TrainingError
 from anyorder.online import Learner, LeastSquares, LinearRegression, LogisticRegression, Scaler
 from anyorder.online.features import codes_of, numbers_of, read_targets
 from anyorder.online.losses import CustomLoss, Squared
+from laws.cases import over
 
 KEY = bytes(range(32))
 RNG = np.random.default_rng(0)
@@ -55,7 +56,7 @@ def _no_warning():
         yield
 
 
-@pytest.mark.parametrize("name", WORST)
+@over("name", WORST)
 @pytest.mark.parametrize("kind", ["array", "list", "frame"])
 def test_a_bad_cell_makes_its_row_zero_and_nothing_tells_of_it(name, kind):
     rows = X.astype(object)
@@ -64,7 +65,7 @@ def test_a_bad_cell_makes_its_row_zero_and_nothing_tells_of_it(name, kind):
     np.testing.assert_array_equal(made().fit(table, Y).coef_, made().fit(EMPTY, Y).coef_)
 
 
-@pytest.mark.parametrize("name", WORST)
+@over("name", WORST)
 @pytest.mark.parametrize("kind", ["array", "list", "series"])
 def test_a_bad_target_makes_its_row_zero_and_nothing_tells_of_it(name, kind):
     labels = Y.astype(object)

@@ -25,6 +25,7 @@ from anyorder.online.sets import Everything
 from anyorder.participation import MinSeparation, PoissonSampling
 from anyorder.strategy import BLT, Banded, BandedInverse, Dense, Independent, Tree
 from anyorder.workload import prefix_sum
+from laws.cases import over
 
 KEY = bytes(range(32))
 N, M, D = 13, 5, 4
@@ -85,9 +86,9 @@ def clip(vector, norm):
     )
 
 
-@pytest.mark.parametrize("kind", SETS, ids=repr)
+@over("kind", SETS)
 @pytest.mark.parametrize(("l1", "l2"), [(0.0, 0.0), (0.03, 0.0), (0.02, 0.5)])
-@pytest.mark.parametrize("loss", [Logistic(), Softmax(3), Hinge(), Squared()], ids=repr)
+@over("loss", [Logistic(), Softmax(3), Hinge(), Squared()])
 def test_it_is_algorithm_1_of_the_paper(loss, l1, l2, kind):
     plan = planned()
     learner, played = made(plan, loss, constraint=kind, l1=l1, l2=l2)

@@ -97,7 +97,7 @@ def no_vector_turns_around():
 
 
 def the_paper(loss=Softmax(3), l1=0.02, kind=Ball(0.5)):
-    test_ftrl.test_it_is_algorithm_1_of_the_paper(loss, l1, 0.5, kind)
+    test_ftrl.test_it_is_algorithm_1_of_the_paper.of_one(loss, l1, 0.5, kind)
 
 
 FOUND = {

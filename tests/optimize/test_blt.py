@@ -15,6 +15,7 @@ from anyorder.strategy.error import row_variances
 from anyorder.strategy.fitting import descend
 from anyorder.strategy.sensitivity import sensitivity
 from anyorder.strategy.toeplitz import Problem
+from laws.cases import over
 from optimize.test_toeplitz import slope
 from references import reference, scenario
 
@@ -30,7 +31,7 @@ CONSTANT = {
 PARTICIPATIONS = [SingleEpoch(N), FixedOrder(N, 3, 10), MinSeparation(N, 7, 3), EpochShuffle(3, 10)]
 
 
-@pytest.mark.parametrize("participation", PARTICIPATIONS, ids=repr)
+@over("participation", PARTICIPATIONS)
 @pytest.mark.parametrize("options", CONSTANT)
 @pytest.mark.parametrize("objective", ["mean", "max", "last"])
 def test_closed_form_is_the_series(options: str, participation: Participation, objective: str) -> None:

@@ -180,6 +180,18 @@ def test_large_finite_totals_pass():
     assert np.isfinite(release.step([1], np.full(SIZE, 1.7e308))).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_large_total_of_torch_is_that_of_numpy_and_stays_as_it_is(dtype):
+    given = (torch.arange(1 << 20, dtype=dtype) / 3).reshape(1024, 1024).T  # not in row-major order
+    before = given.clone()
+    expected = ao.Release(planned(), 1 << 20, key=bytes(32)).step([0], given.numpy().copy())
+    assert np.array_equal(ao.Release(planned(), 1 << 20, key=bytes(32)).step([0], given).numpy(), expected)
+    assert torch.equal(given, before)
+    given[1023, 1023] = torch.nan
+    with pytest.raises(ArgumentError, match="finite"):
+        ao.Release(planned(), 1 << 20).step([0], given)
+
+
 @pytest.mark.parametrize("size", [-1, 2.5, "12", True])
 def test_sizes_are_integers_that_are_not_negative(size):
     with pytest.raises(ArgumentError, match="size"):

@@ -21,7 +21,7 @@ from release.runs import KEY, SIZE, copied, planned, state, total
 
 
 def poisson():
-    """Its noise is not searched for: coins hang on the plan's digest, and so on the last digit of that."""
+    """Its noise is not searched for: the draws hang on the plan's digest, and so on the last digit of that."""
     return ao.plan(dataset_size=40, batch_size=10, epochs=2, noise_multiplier=1.5, delta=1e-5, order="poisson")
 
 

@@ -2,13 +2,18 @@
 
 import json
 import math
+import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import anyorder as ao
+import processes
 from anyorder.errors import ArgumentError, BudgetError, CertificateError, CheckpointError
-from anyorder.plan.certificate import PUBLIC_RESTART, Certificate, Evidence, verify
+from anyorder.formats import save_json
+from anyorder.plan.certificate import PUBLIC_RESTART, Certificate, Evidence, _curve_of_start, verify
+from anyorder.plan.isolation import Isolation
 from anyorder.release.checkpoint import load
 from federated.test_kills import killed_at
 
@@ -43,13 +48,21 @@ def lost(tmp_path, made, steps=3, *, keep=None):
     return path, fingerprint, released
 
 
-def exact_mu(made, starts):
-    """Of all that is released, by the matrices: each earlier start is its first steps, all on the same people."""
+def edited(path, file, edit):
+    """A certificate that says something else, under a fresh checksum."""
+    other = json.loads(json.dumps(file))
+    edit(other)
+    del other["sha256"]
+    save_json(path, other)
+
+
+def exact_mu(made, runs):
+    """Of all that is released, by the matrices: each run is so many first steps, all on the same people."""
     c, n = np.linalg.inv(made.strategy.noising_matrix()), made.n
     worst = 0.0
     for unit in range(6):
         pattern = np.array([1.0 if t % 6 == unit else 0.0 for t in range(n)])
-        worst = max(worst, sum(float(np.sum((c[:s] @ pattern) ** 2)) for s in [*starts, n]))
+        worst = max(worst, sum(float(np.sum((c[:s] @ pattern) ** 2)) for s in runs))
     return math.sqrt(worst) * made.clip_norm / made.noise_std
 
 
@@ -74,7 +87,10 @@ def test_a_certificate_counts_the_starts_before(tmp_path, keep, mechanism):
     assert [steps for _, steps in shown.earlier] == [3, 1]
     assert shown.earlier[0][0] == first
     assert shown.realised is None
-    true = ao.accounting.Gaussian(exact_mu(made, [3, 1])).epsilon(DELTA)
+    true = ao.accounting.Gaussian(exact_mu(made, [3, 1, made.n])).epsilon(DELTA)
+    with ao.Release(made, 3) as release:
+        take(release, made.n)
+        realised = release.certificate().realised.to_dict()
     assert made.epsilon < true <= stated.epsilon < shown.epsilon
     assert shown.epsilon == pytest.approx(ao.compose(made, made, made).epsilon(DELTA), rel=1e-9)
     for one in (shown, stated):
@@ -89,22 +105,52 @@ def test_a_certificate_counts_the_starts_before(tmp_path, keep, mechanism):
             lambda x: x["earlier"].update(starts=x["earlier"]["starts"][:1]),
             lambda x: x["earlier"]["starts"][0].update(steps=13),
             lambda x: x["earlier"]["starts"][0].update(key_fingerprint=x["run"]["key_fingerprint"]),
+            lambda x: x["earlier"]["starts"][0].update(key_fingerprint=x["earlier"]["starts"][1]["key_fingerprint"]),
+            lambda x: x.update(realised=realised),
         ):
-            other = json.loads(json.dumps(file))
-            edit(other)
-            (tmp_path / "d.json").write_text(json.dumps(other))
+            edited(tmp_path / "d.json", file, edit)
             with pytest.raises(CertificateError):
                 verify(tmp_path / "d.json", evidence=tmp_path / "evidence.json")
+            if "earlier" in (tmp_path / "d.json").read_text():  # who has no evidence sees it too
+                with pytest.raises(CertificateError):
+                    Certificate.load(tmp_path / "d.json")
     assert stated.stated == (PUBLIC_RESTART,)
 
 
-def test_a_start_over_that_is_killed_loses_no_count(tmp_path):
-    """Killed at every call on its files, and then started over once more."""
+def test_record_and_receipts_are_bound_to_the_starts(tmp_path):
+    with ao.Release(plan(), 3) as release:
+        take(release, 12)
+        alone = release.evidence()
+    for one in (alone, replace(alone, isolation=Isolation(*["by construction"] * 3, "proved"))):
+        counted = replace(one, earlier=(("ab" * 16, 3),))
+        assert counted.certificate.record_digest != one.certificate.record_digest
+        counted.certificate.check(counted.receipt(0))
+        with pytest.raises(CertificateError):
+            replace(counted.certificate, earlier=()).check(counted.receipt(0))
+    file = tmp_path / "c.json"
+    alone.certificate.save(file)
+    edited(file, json.loads(file.read_text()), lambda x: x.update(stated=[PUBLIC_RESTART]))
+    with pytest.raises(CertificateError, match="stated must be"):  # where nothing was started over
+        Certificate.load(file)
+
+
+@pytest.mark.parametrize("mechanism", ["independent", "dense"])
+def test_a_start_tells_no_less_than_its_steps_do(mechanism):
+    made = plan(mechanism=mechanism, order="fixed")
+    for steps in range(1, made.n + 1):
+        assert exact_mu(made, [steps]) <= _curve_of_start(made, steps).mu * (1 + 1e-9), steps
+
+
+@pytest.mark.parametrize("journal", ["there", "gone"])
+def test_a_start_over_that_is_killed_loses_no_count(tmp_path, journal):
+    """Killed at every call on its files, and then started over once more. Without its journal a run counts whole."""
     made, killed = plan(), []
     while not killed or killed[-1]:
         folder = tmp_path / str(len(killed))
         folder.mkdir()
         path, first, _ = lost(folder, made, 3, keep=1)
+        if journal == "gone":
+            (folder / ".run.ckpt.journal").unlink()
 
         def begin(path=path):
             with ao.Release(made, 3, checkpoint=path, start_over=True) as release:
@@ -113,7 +159,7 @@ def test_a_start_over_that_is_killed_loses_no_count(tmp_path):
         killed.append(killed_at(len(killed), begin))
         with ao.Release(made, 3, checkpoint=path, start_over=True) as release:
             before, *others = release.certificate().earlier
-        assert before == (first, 3), len(killed)
+        assert before == (first, 3 if journal == "there" else made.n), len(killed)
         assert [steps for _, steps in others] in ([], [1]), len(killed)
     assert len(killed) > 12
     assert others
@@ -139,9 +185,62 @@ def test_what_cannot_be_counted_is_refused(tmp_path):
         assert [steps for _, steps in release.certificate().earlier] == [3, 1]
         take(release, 2)
         release.save()
-    path.write_bytes(b"damaged")
+    path.write_bytes(b"of somebody else")
+    with pytest.raises(CheckpointError, match="not moved aside"):
+        ao.Release(made, 3, checkpoint=path, start_over=True)
+    assert path.read_bytes() == b"of somebody else"
+    path.write_bytes(bytes(50))  # what a loss of power leaves
     with ao.Release(made, 3, checkpoint=path, start_over=True) as release:
         assert [steps for _, steps in release.certificate().earlier] == [3, 1, made.n]  # how far it came is not known
+
+
+def test_a_damaged_journal_counts_a_whole_run(tmp_path):
+    made = plan()
+    path, first, _ = lost(tmp_path, made)
+    journal = tmp_path / ".run.ckpt.journal"
+    damaged = bytearray(journal.read_bytes())
+    damaged[-100] ^= 1  # within a record, and whole ones follow
+    journal.write_bytes(damaged)
+    with ao.Release(made, 3, checkpoint=path, start_over=True) as release:
+        assert release.certificate().earlier == ((first, made.n),)
+
+
+def test_starts_of_another_plan_are_refused_whichever_file_is_left(tmp_path):
+    path, _, _ = lost(tmp_path, plan(), keep=1)
+    (tmp_path / ".run.ckpt.journal").unlink()
+    with pytest.raises(CheckpointError, match="another plan"):
+        ao.Release(plan(8.0), 3, checkpoint=path, start_over=True)
+    with ao.Release(plan(), 3, checkpoint=path, start_over=True):
+        pass
+    path.unlink(missing_ok=True)
+    with pytest.raises(CheckpointError, match="another plan"):  # of what was moved aside
+        ao.Release(plan(8.0), 3, checkpoint=path)
+
+
+@pytest.mark.parametrize("gone", ["folder", "journal", "checkpoint"])
+def test_a_start_that_is_not_there_is_missed(tmp_path, gone):
+    """Checkpoint and journal were moved without the hidden journals of earlier starts, or one of those was deleted."""
+    made = plan()
+    path, _, _ = lost(tmp_path, made)
+    for _ in range(2):
+        with ao.Release(made, 3, checkpoint=path, start_over=True) as release:
+            take(release, 1)
+            release.save()
+    if gone == "folder":
+        other = tmp_path / "other"
+        other.mkdir()
+        for name in ("run.ckpt", ".run.ckpt.journal"):
+            (tmp_path / name).rename(other / name)
+        path = other / "run.ckpt"
+    else:
+        (tmp_path / ".run.ckpt.journal.1").unlink()
+    if gone == "checkpoint":
+        path.unlink()
+    with pytest.raises(CheckpointError, match="not all there"):
+        ao.Release(made, 3, checkpoint=path, start_over=True)
+    if gone == "journal":
+        with ao.Release(made, 3, checkpoint=path) as release:  # the run itself goes on, and knows of them
+            assert len(release.certificate().earlier) == 2
 
 
 def test_a_budget_counts_both(tmp_path):
@@ -178,8 +277,73 @@ def test_evidence_of_weights(tmp_path):
         lambda x: x.pop("seal"),
         lambda x: x["weights"].append("cd" * 32),
     ):
-        other = json.loads(json.dumps(file))
-        edit(other)
-        (tmp_path / "d.json").write_text(json.dumps(other))
-        with pytest.raises(CertificateError, match="weights"):
+        edited(tmp_path / "d.json", file, edit)
+        with pytest.raises(CertificateError, match="not those that the run's owner named"):
             verify(tmp_path / "d.json", evidence=tmp_path / "e.json")
+
+
+RANKS = """
+import sys, numpy as np, torch, torch.distributed as dist, anyorder as ao
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from anyorder.errors import CheckpointError
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+folder, rank = sys.argv[1], dist.get_rank()
+made = ao.plan(dataset_size=12, batch_size=2, epochs=2, epsilon=2, delta=1e-5)
+data = TensorDataset(torch.arange(36.0).reshape(12, 3), torch.arange(12) % 2)
+
+def begin(**how):
+    engine = ao.PrivacyEngine(made, checkpoint=f"{folder}/run.ckpt", **how)
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    sampler = torch.utils.data.DistributedSampler(data, seed=1)
+    model, optimizer, loader = engine.make_private(model, optimizer, DataLoader(data, 1, sampler=sampler))
+    return engine, model, optimizer, loader
+
+def take(run, steps):
+    engine, model, optimizer, loader = run
+    loader.sampler.set_epoch(0) if hasattr(loader.sampler, "set_epoch") else None
+    for (x, y), _ in zip(loader, range(steps)):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+word = sys.argv[2]
+if word == "begin":
+    run = begin()
+    first = run[0].certificate().key_fingerprint
+    take(run, 3)
+    print(f"[{rank} {first}]")
+elif word == "disagree":
+    try:
+        begin(start_over=rank == 1)
+    except CheckpointError as problem:
+        print(f"[{rank} refused]")
+else:
+    run = begin(start_over=True)
+    take(run, 2)
+    shown = run[0].certificate()
+    print(f"[{rank} {shown.earlier} {shown.epsilon:.6f} {shown.key_fingerprint}]")
+run[0].close() if word != "disagree" else None
+dist.destroy_process_group()
+"""
+
+
+def test_two_ranks(tmp_path):
+    """The first rank moves the files; both know what was released before."""
+
+    def said(word):
+        done = processes.run_on_two_ranks("-W", "ignore", "-c", RANKS, tmp_path, word)
+        assert done.returncode == 0, done.stderr
+        first, second = sorted(re.findall(r"\[(.*)\]", done.stdout))
+        assert (first[0], second[0]) == ("0", "1")
+        assert first[1:] == second[1:]
+        return first[2:]
+
+    key = said("begin")
+    (tmp_path / "run.ckpt").unlink()
+    assert said("disagree") == "refused"
+    told = said("over")
+    assert told.startswith(f"(('{key}', 3),)")
+    assert (tmp_path / ".run.ckpt.journal.1").exists()

@@ -102,24 +102,32 @@ def folders(tmp_path_factory):
     return made
 
 
-@pytest.mark.parametrize("name", ["federated", "tune"])
-def test_a_folder_has_a_report_and_the_command_makes_it_again_byte_for_byte(name, folders, tmp_path):
-    path = folders[name]
-    written = (path / "report.html").read_bytes()
-    told = text(written.decode())
-    assert "epsilon ≤ " in told
-    assert "recomputed from what it fixes" in told
-    copy = tmp_path / "another place"  # whatever the folder is called, of public files alone
-    copy.mkdir()
-    for file in ("run.privacy.json", "search.privacy.json", "metrics.json", "plan.json"):
-        if (path / file).exists():
-            shutil.copy(path / file, copy)
+AGAIN = """
+import sys
+from anyorder.app.cli import app
+for name in sys.argv[1:]:
+    app(["report", name], standalone_mode=False)
+"""
+
+
+def test_a_folder_has_a_report_and_the_command_makes_it_again_byte_for_byte(folders, tmp_path):
+    """In another process, of another locale; whatever the folders are called, and of public files alone."""
+    copies = {"federated": tmp_path / "another place", "tune": tmp_path / "a third"}
+    for name, copy in copies.items():
+        told = text((folders[name] / "report.html").read_text())
+        assert "epsilon ≤ " in told
+        assert "recomputed from what it fixes" in told
+        copy.mkdir()
+        for file in ("run.privacy.json", "search.privacy.json", "metrics.json", "plan.json"):
+            if (folders[name] / file).exists():
+                shutil.copy(folders[name] / file, copy)
     environment = {**os.environ, "PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo", "LC_ALL": "C", "OMP_NUM_THREADS": "2"}
-    command = [sys.executable, "-W", "error", "-m", "anyorder", "report", "another place"]
+    command = [sys.executable, "-W", "error", "-c", AGAIN, *(copy.name for copy in copies.values())]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "report: another place/report.html\n"
-    assert (copy / "report.html").read_bytes() == written
+    assert done.stdout == "report: another place/report.html\nreport: a third/report.html\n"
+    for name, copy in copies.items():
+        assert (copy / "report.html").read_bytes() == (folders[name] / "report.html").read_bytes()
 
 
 @pytest.mark.parametrize("name", ["train", "federated", "fit", "tune"])

@@ -48,7 +48,7 @@ def cell(plan, folder, model, *, gone=(), until=None, budget=None):
     private, optimizer, batches = engine.make_private(model, optimizer, loader(gone), like=(torch.zeros(3), 0))
     try:
         if budget is not None:
-            budget.spend(plan, folder.name, run=engine.certificate().key_fingerprint)
+            budget.spend(plan, folder.name, run=engine.certificate())
         train_to(plan.n if until is None else until, engine, private, optimizer, batches)
         engine.save({"model": model.state_dict()})
         engine.certificate().save(folder / "run.privacy.json")

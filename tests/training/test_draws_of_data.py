@@ -308,9 +308,10 @@ class SeldomDrawn(Crops):
         return self.x[i, 8:], i % 2
 
 
-def test_a_data_set_of_which_few_examples_draw():
+@pytest.mark.parametrize("draw", [by_torch, by_own])
+def test_a_data_set_of_which_few_examples_draw(draw):
     """Until the first draws all of a batch are fetched under one state, which none sees that draws."""
-    assert_isolated(*(Run(loader_of(SeldomDrawn(r)), epochs=2) for r in (False, True)))
+    assert_isolated(*(Run(loader_of(SeldomDrawn(r, draw, random.Random(1))), epochs=2) for r in (False, True)))
 
 
 def test_a_kept_generator_is_afterwards_as_it_was():
@@ -833,3 +834,43 @@ def test_where_a_tape_fails_the_model_runs_under_generators_of_its_own(monkeypat
     made, often = trained(other)
     assert often == 6
     assert torch.allclose(made, before, rtol=1e-6, atol=1e-8)
+
+
+class PutsBack(Dataset):
+    """Draws and puts the generator back; one example draws once more, and does not."""
+
+    def __init__(self, marked):
+        self.marked, self.drawn = marked, {}
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        with torch.random.fork_rng(devices=[]):
+            self.drawn[index] = torch.rand(1).item()
+        if index == self.marked:
+            torch.rand(1)
+        return torch.ones(2), torch.zeros(())
+
+
+class PutsBackAtOnce(PutsBack):
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+
+@pytest.mark.parametrize("kind", [PutsBack, PutsBackAtOnce])
+def test_who_draws_does_not_move_those_that_put_generators_back(kind):
+    drawn = []
+    for marked in (None, 0, 5):
+        data = kind(marked)
+        plan = ao.plan(dataset_size=12, batch_size=4, epochs=1, epsilon=2.0, delta=1e-5)
+        model = nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        engine = ao.PrivacyEngine(plan, key=bytes(32))
+        model, optimizer, loader = engine.make_private(model, optimizer, DataLoader(data, batch_size=4))
+        for x, y in loader:
+            ((model(x)[:, 0] - y) ** 2).mean().backward()
+            optimizer.step()
+        drawn.append(data.drawn)
+    assert drawn[0] == drawn[1] == drawn[2]
+    assert len(set(drawn[0].values())) == 12

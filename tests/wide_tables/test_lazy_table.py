@@ -18,7 +18,7 @@ from anyorder.release.ranks import Alone, OneProcess
 from anyorder.release.schedules import Adaptive, FixedNorm
 from anyorder.sparse.lazy_table import stand_ins_allowed
 from anyorder.strategy import Tree
-from laws.cases import STRATEGIES
+from laws.cases import STRATEGIES, over
 from release.runs import total
 from wide_tables.tables import (
     DENSE,
@@ -65,7 +65,7 @@ def jumping(hows):
 # -- by value --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", stateless())
+@over("name", stateless())
 @pytest.mark.parametrize("how", OPTIMIZERS)
 def test_replayed_it_is_the_dense_run_bit_for_bit(name, how):
     plan, rate = planned(STRATEGIES[name](N)), RATES["moving"]
@@ -130,7 +130,7 @@ def test_rows_that_nobody_read_get_what_they_missed_in_their_step(how):
 
 
 @pytest.mark.parametrize(("name", "how"), jumping(OPTIMIZERS))
-@pytest.mark.parametrize("schedule", ["constant", "with a pause"])
+@over("schedule", ["constant", "with a pause"])
 def test_without_noise_a_jump_is_the_dense_run(name, how, schedule):
     """What is left is the gradients' part: equal whatever is read when. The noise is 1e-6 of it."""
     plan, rate = planned(STRATEGIES[name](N), epsilon=None, noise_multiplier=1e-6), RATES[schedule]
@@ -162,7 +162,7 @@ def maps(rate, momentum, nesterov):
 
 
 @pytest.mark.parametrize(("name", "how"), jumping(["sgd", "nesterov"]))
-@pytest.mark.parametrize("schedule", ["constant", "moving"])
+@over("schedule", ["constant", "moving"])
 def test_the_law_of_all_iterates_is_that_of_the_dense_run(name, how, schedule):
     """Every row has its own reads; over 40 000 columns the covariance of its iterates is estimated to half a percent.
 

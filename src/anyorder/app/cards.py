@@ -254,6 +254,7 @@ def verdict(found: Verification, fresh: bool = False) -> tuple[list[str], list[s
     if found.certificate is not None and found.certificate.earlier:
         checked += ["epsilon with what was released before the run was started over, recomputed"]
         unseen += ["that there were no other starts, and that those were of this plan"]
+        unseen += ["that how often it was started over was not chosen by what was released"]
         unseen += [f"stated by the owner: {told}" for told in found.certificate.stated]
     unseen += [f"stated by the owner: {told}" for told in _promises(found.certificate)]
     if found.certificate is not None and found.certificate.isolation is not None:

@@ -93,11 +93,12 @@ def enter(path: Path, plan: Plan, save: Callable[[], None], certificate: Callabl
         save()
     record = path / folder.BUDGET
     kept = folder.read_json(record) if record.exists() else None
-    if kept is not None and kept.get("run") != (own := certificate().key_fingerprint):
-        kept["run"] = own  # of a new run, or of one that was started over with another key
+    own = None if kept is None else certificate()
+    if kept is not None and own is not None and kept.get("run") != own.key_fingerprint:
+        kept["run"] = own.key_fingerprint  # of a new run, or of one that was started over with another key
         folder.write_json(record, kept)
     folder.say_begun(path)
-    if kept is None:
+    if kept is None or own is None:
         return
     found = Budget(str(kept["budget"]))
     if found.id != kept["id"]:
@@ -105,7 +106,7 @@ def enter(path: Path, plan: Plan, save: Callable[[], None], certificate: Callabl
             f"{found.path} is not the budget in which this run was entered: put that one back, or say where it is in "
             f"{record}"
         )
-    found.spend(plan, path.name, run=str(kept["run"]))
+    found.spend(plan, path.name, run=own)
 
 
 def word_of(certificate: Path, budget: Budget) -> str | None:

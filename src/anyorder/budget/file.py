@@ -157,7 +157,7 @@ class Budget:
         what: Plan | Certificate | SearchClaim | SearchCertificate | Curve,
         name: str = "",
         *,
-        run: str | None = None,
+        run: str | Certificate | None = None,
         named: bool | None = None,
     ) -> Remaining:
         """Enter what is about to be released; when it returns, the entry is on the disk, and the run may start.
@@ -168,8 +168,9 @@ class Budget:
             name: for people, up to 200 characters.
             run: a word of the run, up to 80 letters and digits, under which it can be settled. A certificate, of step
                 0 too, has the fingerprint of its noise, is charged once for each key, and so may be asked for at every
-                start; with what was started over before it, each start in an entry of its own. A plan knows no key: it
-                is refused under a word that was used, unless that is the fingerprint itself (32 hexadecimal digits).
+                start; with what was started over before it, each start in an entry of its own. A plan or a curve knows
+                no key: it is refused under a word that was used. Where the run is saved, give its certificate for the
+                word, `run=release.certificate()`: the entry is then of that key, and may be asked for at every start.
             named: whether the units of a `KnownOrder` are their names, the same in every plan. A plan that was read
                 from a public file has numbers for them, which are not; None: not if they look like such numbers.
         Returns: what is left after it.
@@ -201,7 +202,7 @@ class Budget:
         self,
         what: Plan | Certificate | SearchClaim | SearchCertificate | Curve,
         *,
-        run: str | None = None,
+        run: str | Certificate | None = None,
         named: bool | None = None,
     ) -> None:
         """Raise BudgetError where `spend` would; enter nothing. Another process may spend before you do."""
@@ -369,6 +370,8 @@ class _Asked:
     key: str | None
     about: dict[str, Any]
     law: Law | None = None
+    has_key: bool = False
+    """Whether the word is the fingerprint of the run's noise, by its certificate."""
 
     @property
     def unit(self) -> str:
@@ -379,7 +382,11 @@ class _Asked:
         return self.curve.neighbours if self.plan is None else self.plan.neighbours
 
 
-def _asked(what: Any, name: str, run: str | None) -> _Asked:
+def _asked(what: Any, name: str, run: str | Certificate | None) -> _Asked:
+    if type(run) is Certificate:
+        if type(what) is not Plan or what.public().digest != run.plan.digest:
+            raise ArgumentError("run must be the certificate of a run of this plan, or a word")
+        return replace(_asked(what, name, run.key_fingerprint), has_key=True)
     if not isinstance(name, str) or len(name) > 200 or printable(name) != name:
         raise ArgumentError("name must be a text of up to 200 characters that can be printed on one line")
     if run is not None and not (isinstance(run, str) and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,79}", run)):
@@ -441,12 +448,13 @@ def _charged(account: Account, asked: _Asked) -> Balance | None:
         raise BudgetError(
             f"entry {number} of the budget was settled: its run is over, and must not go on. Spend on a new run"
         )
-    if asked.what == "plan" and not re.fullmatch("[0-9a-f]{32}", asked.run or ""):
+    if asked.what in ("plan", "curve") and not asked.has_key:
         raise BudgetError(
-            f"entry {number} of the budget was made under this word, and a plan does not say with which noise it runs: "
+            f"entry {number} of the budget was made under this word, and a {asked.what} does not say which noise: "
             "a program without a checkpoint is another run at each start, and counts each time. Save the run first, "
             "and enter its certificate, which is charged once for each noise key: release.save(), and then "
-            "budget.spend(release.certificate()). Or give this start a word of its own"
+            "budget.spend(release.certificate()), or budget.spend(plan, run=release.certificate()). Or give this start "
+            "a word of its own"
         )
     if asked.key is not None and account.by_key.get(asked.key) != number and asked.run != asked.key:
         known = "is of another run, with other noise" if held.key is not None else "says nothing of its run's noise"

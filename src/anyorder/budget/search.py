@@ -286,10 +286,10 @@ class SearchFolder:
             return
         for name, place in names.items():
             source, target = self.path / _RUNS_FOLDER / name, self.path / place
-            if source.exists():
+            if source.exists() and not target.exists():
                 (source / REPORT).unlink(missing_ok=True)  # a run's own promise is not that of a chosen one
                 target.parent.mkdir(exist_ok=True)
-                os.rename(source, target)
+                os.rename(_copied(source), target)
                 durable.sync_folder(target.parent)
 
     def clean(self) -> None:
@@ -315,6 +315,27 @@ class SearchFolder:
             raise CheckpointError(
                 f"{self.path} is not the folder of a search that can be resumed: {problem}"
             ) from problem
+
+
+def _copied(folder: Path) -> Path:
+    """A copy beside it, on the disk: when the files of a run were made, and their inodes, tell which of K it was, and
+    no program can set that.
+    """
+    copy = folder.with_suffix(".copy")
+    shutil.rmtree(copy, ignore_errors=True)  # of a search that was killed here
+    shutil.copytree(folder, copy, symlinks=True, copy_function=_copy_file)
+    for where, _, _ in os.walk(copy):
+        durable.sync_folder(Path(where))
+    return copy
+
+
+def _copy_file(source: str, target: str) -> str:
+    with open(source, "rb") as old, open(target, "wb") as new:
+        shutil.copyfileobj(old, new)
+        new.flush()
+        os.fsync(new.fileno())
+    shutil.copystat(source, target)
+    return target
 
 
 @contextlib.contextmanager

@@ -747,5 +747,5 @@ def _claim(
 
 def _words(isolation: Isolation | None, earlier: tuple[tuple[str, int], ...] = ()) -> dict[str, Any]:
     """What record digest and receipts are bound to besides."""
-    starts = {"earlier": _starts(earlier)} if earlier else {}
-    return {**starts} if isolation is None else {"isolation": isolation.to_dict(), **starts}
+    words = {} if isolation is None else {"isolation": isolation.to_dict()}
+    return words | ({"earlier": _starts(earlier)} if earlier else {})

@@ -79,6 +79,19 @@ def load(path: str | Path) -> dict[str, Any]:
     return payload
 
 
+def check_ours(path: Path) -> None:
+    """Raise CheckpointError where a file may be something else than a checkpoint: one that lost its end, or all that it
+    held, still is one.
+    """
+    try:
+        with path.open("rb") as file:
+            begin = file.read(len(_MAGIC))
+    except OSError as problem:
+        raise CheckpointError(f"{path} cannot be read, and is not moved aside: {problem}") from problem
+    if not _MAGIC.startswith(begin.rstrip(b"\0")):
+        raise CheckpointError(f"{path} is no checkpoint of anyorder, and not moved aside; move it away, and start over")
+
+
 def _check_own(target: Path, run: bytes) -> None:
     """Refuse to replace what this run did not write."""
     try:

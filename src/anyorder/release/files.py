@@ -19,7 +19,7 @@ from anyorder.noise import NoiseSource
 from anyorder.noise.stream import first_new_row
 from anyorder.patterns import Participation
 from anyorder.plan.plan import Plan
-from anyorder.release.checkpoint import load, save_atomic
+from anyorder.release.checkpoint import check_ours, load, save_atomic
 from anyorder.release.journal import Journal, check_same_plan
 from anyorder.release.ranks import Ranks
 
@@ -108,19 +108,28 @@ class RunFiles:
         """
         told, taken = _told(plan), 0
         journal = Journal.of_any_run(path)
+        before = 0 if journal is None else journal.before
         if path.exists():
             try:
-                taken, key = self._taken(plan)
+                state = self._read(plan)
+                taken, key, before = int(state["stream"]["t"]), state["key"], max(before, len(state.get("earlier", [])))
             except _Unreadable:  # how far it came is not known
                 taken, key = plan.n, None
             if journal is None and taken and key is not None:
                 run_id = NoiseSource(key).derive(plan.digest.encode()).fingerprint()
                 journal = Journal.create(path, run_id, told)
+                journal.plan = told  # the checkpoint says so, where a kill left a journal that does not yet
                 taken = plan.n  # steps after the checkpoint were in the journal that is gone
         if journal is None:
             return
         try:
             check_same_plan(journal, told)
+            if len(Journal.earlier(path, told, plan.n)) < before:
+                raise CheckpointError(
+                    f"{path} was started over {before} time(s), and the journals of the starts before, "
+                    f"{journal.path}.1 and so on, are not all there: what they released would not be counted. Put them "
+                    "back to start over; or begin in a checkpoint file of another name, and compose all (ao.compose)"
+                )
             is_whole = journal.doubt is None and not journal.missing(0)
             steps = max(journal.next_step, journal.ended, taken) if is_whole else plan.n
             journal.end(min(steps, plan.n), told)
@@ -129,9 +138,10 @@ class RunFiles:
         finally:
             journal.close()
 
-    def _taken(self, plan: Plan) -> tuple[int, bytes]:
-        """Steps of the checkpoint that is there, and its key."""
+    def _read(self, plan: Plan) -> State:
+        """The checkpoint that is there. Raises: CheckpointError for what is none of ours."""
         assert self._path is not None
+        check_ours(self._path)
         try:
             state = load(self._path)
         except CheckpointError as problem:
@@ -140,7 +150,7 @@ class RunFiles:
             raise CheckpointError(
                 f"{self._path} belongs to another plan: start over with that plan, or choose another checkpoint file"
             )
-        return int(state["stream"]["t"]), state["key"]
+        return state
 
     def begin(self, place: str, source: NoiseSource, plan: Plan, state: State | None) -> NoiseSource:
         """Begin the journal, or go on with it; the source of the rows of Z, renewed where it must be.
@@ -239,6 +249,7 @@ class RunFiles:
                 self._check_lost(journal, step, state)
             if journal.doubt is None and journal.next_step < step:
                 journal.doubt = "it ends before the checkpoint"
+            journal.begin_after(len(self.earlier))
             if journal.doubt is not None:
                 renewals = self._renew(journal, plan, max(step, journal.next_step), renewals)
         except BaseException:

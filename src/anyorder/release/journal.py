@@ -19,6 +19,7 @@ _ANY_MARK = b"anyorder journal "
 _RECORD = struct.Struct("<cQ16sQ8s")  # kind, number, content, time of the change in ns, checksum
 _STEP, _RENEWAL, _FILE = b"s", b"r", b"f"  # (step, digest), (step, nonce), (inode, of which plan)
 _END = b"e"  # (steps that count, of which plan): another start takes the place of this one
+_BEFORE = b"b"  # (starts that were moved aside before this one, of which plan)
 _FLUSH = b"t"  # (next step, digest of the tables that were shown)
 _SAME_TIME = 100_000  # ns by which the file's own time may be later than that in its last record
 _TICK = 10_000_000  # and earlier: systems note the time of their last tick
@@ -51,6 +52,7 @@ class Journal:
         renewals: (step, nonce) in their order: from this step on, new rows come from a key of this nonce.
         plan: 16 bytes of the digest of the run's plan; zeros in a journal of an earlier version.
         ended: steps that count, where the run was said to be over; else 0.
+        before: starts that were moved aside before this one.
     """
 
     def __init__(self, log: durable.Log, run_id: str) -> None:
@@ -64,6 +66,7 @@ class Journal:
         self._flushes: dict[int, bytes] = {}
         self.plan = bytes(16)
         self.ended = 0
+        self.before = 0
         self._last = (0, 0)  # inode, and time of the last record
         _open_journals.add(self)
 
@@ -86,8 +89,9 @@ class Journal:
                 raise CheckpointError(
                     f"{journal.path} is of a run that took steps, and whose checkpoint {checkpoint} is gone: a new run "
                     "on the same data would be released beside it, with other noise. Put the checkpoint back to go on "
-                    "with that run. Or begin again with start_over=True: then certificate and budget count what that "
-                    "run released too"
+                    "with that run. Or begin again with start_over=True (Release, PrivacyEngine; train --start-over): "
+                    "then certificate and budget count what that run released too. What has no such option (servers, "
+                    "fit) begins in another place: compose both (ao.compose)"
                 )
             elif data.startswith(_ANY_MARK) or _ANY_MARK.startswith(data.rstrip(b"\0")):
                 journal._log.append(journal._head)
@@ -172,6 +176,11 @@ class Journal:
         """Write down, on the disk, that another start takes the place of this one, of which so many steps count."""
         self._commit(_END, steps, plan, "nothing was started over", "start over again")
 
+    def begin_after(self, starts: int) -> None:
+        """Write down, on the disk, how many starts were moved aside before: who starts over later finds one missing."""
+        if starts > self.before and self.doubt is None:  # a doubtful file keeps the time that it is doubted by
+            self._commit(_BEFORE, starts, self.plan, "the run was not begun", "begin again")
+
     def move_aside(self, others: list[Path]) -> None:
         """Keep the file as that of an earlier start, numbered, and before it the others of the run; and let go of it.
 
@@ -234,7 +243,7 @@ class Journal:
         end = len(data.rstrip(b"\0"))  # zeros behind it are what a loss of power leaves
         while self._log.end + _RECORD.size <= len(data) and self._log.end < end:
             kind, number, content, when, checksum = _RECORD.unpack_from(data, self._log.end)
-            known = kind in (_RENEWAL, _FILE, _FLUSH, _END) or (kind == _STEP and number not in self._entries)
+            known = kind in (_RENEWAL, _FILE, _FLUSH, _END, _BEFORE) or (kind == _STEP and number not in self._entries)
             if not known or checksum != self._checksum(kind, number, content, when):
                 if end - self._log.end < 2 * _RECORD.size:
                     break  # nothing whole follows
@@ -267,6 +276,8 @@ class Journal:
             self._flushes[number] = content
         elif kind == _END:
             self.ended = max(self.ended, number)
+        elif kind == _BEFORE:
+            self.before = max(self.before, number)
         if kind in (_FILE, _END) and any(content):
             self.plan = content
         self._last = (number if kind == _FILE else self._last[0], when)
@@ -435,7 +446,7 @@ def _time_of(found: os.stat_result) -> int:
 def _has_steps(data: bytes) -> bool:
     """Whether a journal of any run has steps, or tells of some: one that was cut and renewed still has its renewals."""
     begin = data.find(b"\n", len(_MARK)) + 1
-    told = {_STEP[0], _RENEWAL[0], _FLUSH[0]}
+    told = {_STEP[0], _RENEWAL[0], _FLUSH[0], _END[0]}  # an end: of one whose own journal was gone
     return data.startswith(_ANY_MARK) and bool(begin) and not told.isdisjoint(data[begin :: _RECORD.size])
 
 

@@ -43,19 +43,9 @@ from anyorder.release.schedules import Adaptive, FixedNorm, MovingNorm, Schedule
 from anyorder.strategy import Strategy
 
 _OWN = {
-    "plan",
-    "key",
-    "stream",
-    "clip_norm",
-    "ledger",
-    "extra",
-    "ranks",
-    "renewals",
-    "machine",
-    "coins",
-    "tables",
+    "plan", "key", "stream", "clip_norm", "ledger", "extra", "ranks", "renewals", "machine", "coins", "tables",
     "earlier",
-}
+}  # fmt: skip
 
 Observer = Callable[[int, Any], object]
 

@@ -31,9 +31,9 @@ to a GPU's, which has no more. On Intel's CPUs torch draws a mask of dropout und
 that is why a CPU's masks keep their places where they can.
 
 Not seen: generators that no attribute, closure or global name of data set and collation leads to (a local variable of
-a Python generator, an object of a C extension), what reads a generator's state and leaves it as it was (examples that
-read `torch.initial_seed()` are given that of their batch where none draws), and what the training loop draws between
-batch and step.
+a Python generator, an object of a C extension), what of a library reads a generator's state and leaves it as it was in
+a data set that fetches several at once (the user's own code that does is found by the names that it reads), and what
+the training loop draws between batch and step.
 """
 
 import logging
@@ -217,6 +217,30 @@ def held_generators(*owners: Any) -> list[Generator]:
     return found
 
 
+_OF_STATES = frozenset({
+    "bit_generator", "deepcopy", "fork_rng", "get_rng_state", "get_rng_state_all", "get_state", "getstate",
+    "initial_seed", "seed_seq", "spawn",
+})  # fmt: skip
+
+
+def reads_states(*owners: Any) -> bool:
+    """Whether code that these objects lead to may read a generator's state and leave it as it was: by its names.
+
+    What it gets is then that of others fetched under one state, and is another where they are fetched alone.
+    """
+    waiting, seen = deque(owners), set[int]()
+    while waiting and len(seen) < _MOST:
+        one = waiting.popleft()
+        if isinstance(one, _LEAVES) or id(one) in seen:
+            continue
+        seen.add(id(one))
+        own = isinstance(one, FunctionType) and not is_of_library(one.__module__)
+        if own and not _OF_STATES.isdisjoint(_global_names(one.__code__)):
+            return True
+        waiting += () if isinstance(one, (Generator, np.random.BitGenerator)) else _parts(one)
+    return len(seen) >= _MOST
+
+
 def _parts(one: Any) -> Iterable[Any]:
     """What an object leads to."""
     kind = type(one)
@@ -386,26 +410,23 @@ def collation_may_draw(collate: Any) -> bool:
 class SeededDataset(Dataset[Any]):
     """A map-style data set, each example of which is fetched under the generators of (batch, index).
 
-    In the first batch they are set for each, and looked at after it. Where none has moved, and where a data set fetches
-    several at once (`__getitems__`, or a list of indices where the loader collates nothing), all of a batch are fetched
-    under one state. If that moves on the way, they are fetched again, and from then on, one at a time: an example that
-    draws has so always the numbers of its own address, and one that does not is the same either way.
+    A data set that fetches several at once (`__getitems__`, or a list of indices where the loader collates nothing) is
+    asked for all of a batch, unless its code reads states of generators. If it draws on the way, it is asked again, and
+    from then on, for one at a time: an example that draws is so always fetched alone, and one that does not is the same
+    either way.
     """
 
     def __init__(self, dataset: Any, seeds: Seeds, place: FetchPlace) -> None:
         self.dataset, self._seeds, self._place = dataset, seeds, place
         self._draws = may_draw(dataset)
-        self._one_by_one: bool | None = None  # where that is not known yet
+        self._one_by_one = self._draws and reads_states(dataset)
 
     def __getitems__(self, indices: BatchIndices) -> Any:
         """The examples of a batch that the loader collates: a list, or what the data set makes of several indices."""
         dataset = self.dataset
         fetch = getattr(dataset, "__getitems__", None)
         if fetch is None:
-            if self._draws and self._one_by_one is None:
-                return self._looked_at(indices)
-            found = self._at_once(indices, lambda listed: [dataset[index] for index in listed])
-            return found if found is not None else list(self._each(indices, dataset.__getitem__))
+            return list(self._each(indices, dataset.__getitem__))
         found = self._at_once(indices, fetch)
         return found if found is not None else _joined(self._each(indices, lambda index: fetch([index])))
 
@@ -427,24 +448,13 @@ class SeededDataset(Dataset[Any]):
         self._one_by_one = before != [_state(generator) for generator in generators]
         return None if self._one_by_one else found
 
-    def _looked_at(self, indices: BatchIndices) -> list[Any]:
-        """The examples of the first batch, one at a time: nothing is fetched twice where all of a data set draws."""
-        self._place.batch = (indices.position,)
-        found, moved, generators = [], False, self._generators()
-        for index in indices:
-            reseed(generators, self._seeds.at("example", indices.position, index))
-            before = [_state(generator) for generator in generators]
-            found.append(self.dataset[index])
-            moved |= before != [_state(generator) for generator in generators]
-        self._one_by_one = moved or len(self._generators()) > len(generators)
-        return found
-
     def _each(self, indices: BatchIndices, fetch: Callable[[Any], Any]) -> Iterator[Any]:
         """Each example alone."""
         self._place.batch = (indices.position,)
-        generators = self._generators()
+        generators = self._generators() if self._draws else []
         for index in indices:
-            reseed(generators, self._seeds.at("example", indices.position, index))
+            if self._draws:
+                reseed(generators, self._seeds.at("example", indices.position, index))
             yield fetch(index)
 
     def _generators(self) -> list[Generator]:

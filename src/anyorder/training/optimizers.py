@@ -20,7 +20,7 @@ from anyorder.errors import ArgumentError, ModelError, OptimizerWarning, Trainin
 from anyorder.plan.plan import Plan
 from anyorder.strategy import Independent, SquareRoot, Tree
 from anyorder.workload import Workload
-from anyorder.workload.stages import Course
+from anyorder.workload.course import Course
 
 
 class FTRL(torch.optim.Optimizer):
@@ -297,13 +297,16 @@ class StepSettings:
     """Compares the settings of each step with those that the noise was fitted to, and warns once where they differ.
 
     A scheduler, or a loop that sets groups before each step, makes another workload than the optimizer had when it was
-    bound. Rates are compared up to a factor of the group's own, that of its first step here, and within a factor of
-    two: less than that changes little. Groups that stand still, at rate 0, make no sums, and are left out.
+    bound. Rates are compared where the plan has a schedule, up to a factor of the group's own, that of its first step
+    here, and within a factor of two: less than that changes little. A plan without one says nothing of rates that fall:
+    noise of successive steps still cancels. Groups that stand still, at rate 0, make no sums, and are left out.
     """
 
     def __init__(self, plan: Plan, optimizer: torch.optim.Optimizer) -> None:
         self._plan, self._optimizer = plan, optimizer
         self._factors: dict[int, float] = {}
+        rates = plan.workload.learning_rates
+        self._has_rates = type(plan.workload) is Course or bool(rates.min() < rates.max())
 
     @classmethod
     def of(cls, plan: Plan, optimizer: torch.optim.Optimizer) -> "StepSettings | None":
@@ -327,7 +330,7 @@ class StepSettings:
             if not found or not rate:
                 continue
             own = float(group.get("momentum", 0.0))
-            factor = found / rate / self._factors.setdefault(i, found / rate)
+            factor = found / rate / self._factors.setdefault(i, found / rate) if self._has_rates else 1.0
             if abs(own - momentum) < _NEAR and 0.5 <= factor <= 2.0:
                 continue
             warnings.warn(

@@ -13,10 +13,10 @@ from numpy.typing import ArrayLike
 from anyorder import checks
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.workload.base import Workload, nonnegative, pack, unpack
+from anyorder.workload.course import Course, Stage
 from anyorder.workload.from_torch import from_optimizer
 from anyorder.workload.given import GivenWorkload
 from anyorder.workload.schedules import cosine, linear_cooldown, step_decay, warmup_stable_decay
-from anyorder.workload.stages import Course, Stage
 
 __all__ = [
     "Stage",

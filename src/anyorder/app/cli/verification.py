@@ -21,7 +21,7 @@ from anyorder.budget.claim import SearchCertificate
 from anyorder.errors import AnyorderError, ArgumentError, CertificateError, LimitError
 from anyorder.formats import mentions
 from anyorder.formatting import counted, rounded_up
-from anyorder.plan.certificate import Certificate, Realised
+from anyorder.plan.certificate import PUBLIC_STOP, Certificate, Realised
 from anyorder.plan.certificate import verify as verify_file
 from anyorder.plan.plan import CANDIDATE, Plan
 from anyorder.plan.receipt import Receipt
@@ -194,12 +194,19 @@ def _own(found: list[Certificate], receipts: list[Path], large: bool) -> dict[st
     return own
 
 
+def _ended_unstated(certificate: Certificate) -> bool:
+    """Whether a run stopped early for a reason that its owner does not state."""
+    return certificate.steps < certificate.plan.n and PUBLIC_STOP not in certificate.stated
+
+
 def _of_unit(certificate: Certificate, own: Receipt | None) -> Curve:
     """What a run tells of this unit: by its receipt, which is of the last start alone; else of any unit.
 
-    Under secret sampling mu of a receipt is against those who know the steps: there the run's own curve counts.
+    Under secret sampling mu of a receipt is against those who know the steps: there the run's own curve counts. So it
+    does where the run stopped early and its owner does not state that the stop was not chosen by what was released: mu
+    of the steps before the stop is no claim then, as nothing realised is.
     """
-    if own is None or certificate.plan.participation.secret:
+    if own is None or _ended_unstated(certificate) or certificate.plan.participation.secret:
         return certificate.curve
     plan = certificate.plan
     mine = Gaussian(own.mu, neighbours=plan.neighbours, unit=plan.unit)
@@ -244,6 +251,8 @@ def _verify_together(files: list[Path], receipts: list[Path], large: bool, as_js
     for file, one in zip(files, found, strict=True):
         mine = own.get(one.key_fingerprint)
         told = "no receipt: counts as for anybody" if mine is None else f"in {counted(len(mine.steps), 'step')}"
+        if mine is not None and _ended_unstated(one):
+            told += ", and why the run stopped early is not stated: counts as for anybody"
         if own:
             mark = "--" if mine is None else "ok"
             console.print(f"{mark}  {file}: the unit: {told}", highlight=False, markup=False, soft_wrap=True)
