@@ -57,7 +57,7 @@ def settings() -> dict[str, dict[str, Any]]:
             if words == " cosine" and order.n == 1000:
                 continue
             found[name + words] = {"order": order, "optimizer": sgd(order.n) if callable(sgd) else sgd}
-    for kind in ("blt", "tree", "banded inverse, 8 bands", "banded toeplitz, 16 bands", "blt, 3 buffers",
+    for kind in ("blt", "tree", "banded inverse, 8 bands", "banded toeplitz, 16 bands", "blt, 2 buffers",
                  "banded, 12 bands", "restarted blt"):  # fmt: skip
         found[f"{kind}, shuffled 240"] = {"order": orders["shuffled 240"], "mechanism": kind}
     for objective in ("max", "last"):

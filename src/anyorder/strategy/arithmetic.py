@@ -1,21 +1,35 @@
 """Arithmetic whose results are the same to the last bit on every processor, with any BLAS and any number of threads.
 
 A fit takes hundreds of steps, each from the last one's result, so that one bit in the first becomes the third digit of
-the coefficients. Libraries of linear algebra add up in the order that suits a processor and its threads, and vector
-forms of exp and of powers differ in the last bit. So what a fit goes by is made of NumPy's own sums, which have one
-order, of products, square roots and cumulative products, which IEEE fixes, and of what is here.
+the coefficients. Libraries of linear algebra add up in the order that suits a processor and its threads, and exp, log and
+powers differ in the last bit between vector forms and between libraries of C, also with the processor. So what a fit
+goes by is made of NumPy's own sums, which have one order, of products, square roots and cumulative products, which IEEE
+fixes, and of what is here.
 """
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["coarse", "dot", "exps", "inverse_of_lower", "powers", "product", "solved", "times", "whole_power"]
+__all__ = [
+    "coarse", "dot", "exp", "expm1s", "exps", "inverse_of_lower", "log", "logs", "powers", "product", "solved", "times",
+    "whole_power",
+]  # fmt: skip
 
 Floats = NDArray[np.float64]
+Numbers = NDArray[Any]
 
-_OVERFLOW = 709.0  # exp of it is a float
+_UNDERFLOW, _OVERFLOW = -745.0, 709.0  # exp of them is a float
+_LN2, _LN2_REST = float.fromhex("0x1.62e42feep-1"), float.fromhex("0x1.a39ef35793c76p-33")  # of the first, 32 digits
+_PER_LN2 = 1 / math.log(2)
+_EXP = tuple(1 / math.factorial(i) for i in range(14))  # to |x| = ln 2 / 2
+_EXPM1 = tuple(1 / math.factorial(i + 1) for i in range(15))  # of expm1(x) / x, to |x| = 1 / 2
+_LOG = tuple(2 / (2 * i + 1) for i in range(11))  # of log((1 + s) / (1 - s)) / s in s^2, to s = 0.172
+_ROOT = math.sqrt(0.5)
+_FEW = 12  # numbers that are faster one by one
 _SMALL = 64  # rows of a triangular matrix that are inverted one by one
 
 
@@ -29,10 +43,77 @@ def times(A: Floats, x: Floats) -> Floats:
     return np.asarray((np.ascontiguousarray(A) * x).sum(axis=-1))
 
 
-def exps(x: Floats) -> Floats:
-    """Exp of each of a few numbers; infinite where it overflows."""
-    found = [math.exp(value) if value < _OVERFLOW else math.inf for value in x.ravel().tolist()]
-    return np.array(found).reshape(x.shape)
+def exp(x: float) -> float:
+    """Exp of a number, as of `exps`."""
+    return float(exps(np.array([x]))[0])
+
+
+def log(x: float) -> float:
+    """The logarithm of a number above 0, as of `logs`."""
+    mantissa, exponent = math.frexp(x)
+    return _log(2 * mantissa, exponent - 1) if mantissa < _ROOT else _log(mantissa, exponent)
+
+
+def exps(x: Numbers) -> Numbers:
+    """Exp of each number, to 1 unit in the last place; infinite where it overflows.
+
+    The imaginary part of complex numbers must be that of a complex step: the result is right to first order in it.
+    """
+    if np.iscomplexobj(x):
+        values = exps(x.real)
+        return _stepped(values, values * x.imag)
+    if x.size <= _FEW:
+        few = [_exp(v, round, math.ldexp) if _UNDERFLOW < v < _OVERFLOW else _beyond(v) for v in x.ravel().tolist()]
+        return np.array(few).reshape(x.shape)
+    inside = (x > _UNDERFLOW) & (x < _OVERFLOW)
+    values = _exp(np.where(inside, x, 0.0), np.rint, lambda of, k: np.ldexp(of, k.astype(np.int64)))
+    return np.where(inside, values, np.where(x <= _UNDERFLOW, 0.0, math.inf))
+
+
+def expm1s(x: Numbers) -> Numbers:
+    """Exp - 1 of each number, without cancellation; of complex ones as `exps`."""
+    if np.iscomplexobj(x):
+        return _stepped(expm1s(x.real), exps(x.real) * x.imag)
+    near = np.abs(x) < 0.5
+    small = np.where(near, x, 0.0)
+    return np.where(near, small * _series(small, _EXPM1), exps(x) - 1)
+
+
+def logs(x: Numbers) -> Numbers:
+    """The logarithm of each number above 0, to 3 units in the last place; of complex ones as `exps`."""
+    if np.iscomplexobj(x):
+        return _stepped(logs(x.real), x.imag / x.real)
+    mantissas, exponents = np.frexp(x)
+    low = mantissas < _ROOT
+    return np.asarray(_log(np.where(low, 2 * mantissas, mantissas), exponents - low))
+
+
+def _exp(x: Any, whole: Callable[[Any], Any], scaled: Callable[[Any, Any], Any]) -> Any:
+    """2^k exp(x - k ln 2), of a number or of an array; no product is fused with a sum."""
+    k = whole(x * _PER_LN2)
+    return scaled(_series((x - k * _LN2) - k * _LN2_REST, _EXP), k)
+
+
+def _beyond(x: float) -> float:
+    return 0.0 if x <= _UNDERFLOW else math.inf
+
+
+def _log(mantissa: Any, exponent: Any) -> Any:
+    s = (mantissa - 1) / (mantissa + 1)
+    return exponent * _LN2 + (s * _series(s * s, _LOG) + exponent * _LN2_REST)
+
+
+def _series(x: Any, coefficients: tuple[float, ...]) -> Any:
+    total: Any = coefficients[-1]
+    for one in coefficients[-2::-1]:
+        total = total * x + one
+    return total
+
+
+def _stepped(values: Floats, steps: Floats) -> Numbers:
+    result = np.empty(values.shape, dtype=np.complex128)
+    result.real, result.imag = values, steps
+    return result
 
 
 def powers(bases: Floats, count: int) -> Floats:

@@ -15,7 +15,7 @@ from anyorder.checks import final
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.patterns import Listed, Participation, Pattern, PerEpoch, Separated
 from anyorder.strategy import toeplitz
-from anyorder.strategy.arithmetic import exps, powers, times
+from anyorder.strategy.arithmetic import expm1s, exps, log, logs, powers, times
 from anyorder.strategy.base import DENSE_STEPS, Recurrence, Row, State, Vector
 from anyorder.strategy.bound import Bound, UnitSquares, Visits, better, from_sum, largest, roots, visits
 from anyorder.strategy.fitting import OBJECTIVES, Valued, check_optimisable, descend, stride
@@ -391,7 +391,7 @@ def fit_blts(workload: Workload, participation: Participation, buffers: int, obj
 
 def grown(loss: Callable[[Floats], Valued], n: int, buffers: int) -> list[Floats]:
     """The parameters of least loss with 1, 2, .. buffers: logs of the rates of decay, and of the scales."""
-    rates = np.linspace(math.log(2 / n), _FASTEST - 0.5, _STARTS)  # of decay, on a log scale
+    rates = np.linspace(log(2 / n), _FASTEST - 0.5, _STARTS)  # of decay, on a log scale
     x: Floats = np.zeros(0)
     least = math.inf
     found: list[Floats] = []
@@ -418,8 +418,8 @@ def blt_of(x: Floats, n: int) -> BLT:
 
 def _square_root(n: int, m: int, slowest: float, fastest: float) -> Floats:
     """A start with c_t near t^(-1/2) / sqrt(pi) = (1/pi) integral e^(a/2) exp(-e^a t) da, summed at m places of a."""
-    a = np.linspace(min(math.log(slowest / n), fastest - 1.0), fastest, m)  # of few steps: one rate within the other's
-    return np.concatenate([a, a / 2 + math.log((a[1] - a[0]) / math.pi) - exps(a)])
+    a = np.linspace(min(log(slowest / n), fastest - 1.0), fastest, m)  # of few steps: one rate within the other's
+    return np.concatenate([a, a / 2 + log((a[1] - a[0]) / math.pi) - exps(a)])
 
 
 def _loss(workload: Workload, participation: Participation, objective: str) -> "partial[Valued]":
@@ -431,8 +431,7 @@ def _loss(workload: Workload, participation: Participation, objective: str) -> "
 def _parameters(x: Numbers) -> tuple[Numbers, Numbers]:
     """Decays exp(-exp(a)) and scales exp(b) from x = (a, b), in the last axis."""
     m = x.shape[-1] // 2
-    exp = np.exp if np.iscomplexobj(x) else exps  # of complex numbers it has one form only
-    return exp(-exp(_clipped(x[..., :m]))), exp(x[..., m:])
+    return exps(-exps(_clipped(x[..., :m]))), exps(x[..., m:])
 
 
 def _clipped(a: Numbers) -> Numbers:
@@ -492,7 +491,7 @@ class BLTLoss:
         head: Numbers = np.ones_like(scales[:, 0])
         if self.any_start:
             head = np.where(scales.sum(axis=1).real > 1, scales.sum(axis=1), head)
-        rates = -np.log(decays)
+        rates = -logs(decays)
         sums = rates[:, :, None] + rates[:, None, :]  # -log of decay_i decay_j
         buffers, total = np.zeros_like(decays), np.zeros_like(decays[:, 0])
         gaps = np.diff(self.steps, append=self.n)
@@ -501,9 +500,9 @@ class BLTLoss:
             total = total + complex_product(here, here)
             buffers = complex_product(decays, buffers) + 1
             w = complex_product(scales, buffers)
-            series = np.expm1(-(gap - 1) * sums) / np.expm1(-sums)
+            series = expm1s(-(gap - 1) * sums) / expm1s(-sums)
             total = total + np.einsum("bi,bij,bj->b", w, series, w)
-            buffers = complex_product(decays ** (gap - 1), buffers)
+            buffers = complex_product(exps(-(gap - 1) * rates), buffers)
         return total
 
     def error(self, decays: Numbers, scales: Numbers) -> Numbers:
@@ -529,7 +528,7 @@ class BLTLoss:
             return total[-1]
         if self.objective == "max":
             top = max(value[0].real for value in total)
-            return np.asarray(top * sum((value / top) ** 24 for value in total) ** (1 / 24))
+            return top * exps(logs(sum(exps(24 * logs(value / top)) for value in total)) / 24)
         return np.asarray(sum(total[1:], total[0]))
 
 

@@ -15,7 +15,7 @@ from anyorder import checks
 from anyorder.checks import final, frozen
 from anyorder.errors import PlanError
 from anyorder.patterns import Groups, Listed, Participation, PerEpoch, Separated, grouped
-from anyorder.strategy.arithmetic import coarse, solved, times
+from anyorder.strategy.arithmetic import coarse, exps, logs, solved, times
 from anyorder.strategy.banded import epoch_factors, epoch_shares, fit_banded
 from anyorder.strategy.base import DENSE_STEPS, Combination, Terms, check_lower_triangular, pack, unpack
 from anyorder.strategy.fitting import by_rows, disjoint, mostly_last
@@ -91,32 +91,32 @@ def log_gram(B: Floats) -> Floats:
     """log(L L^T) for L = `proportional`(B)."""
     norms = np.linalg.norm(B, axis=2)
     N = B / norms[:, :, None]
-    scale = 2 * np.log(norms.sum(axis=1))
-    return np.asarray(function(log, N @ N.transpose(0, 2, 1)) + scale[:, None, None] * np.eye(B.shape[1]))
+    scale = 2 * logs(norms.sum(axis=1))
+    return np.asarray(function(logarithm, N @ N.transpose(0, 2, 1)) + scale[:, None, None] * np.eye(B.shape[1]))
 
 
-def log(x: Floats) -> Floats:
+def logarithm(x: Floats) -> Floats:
     """The logarithm; of what is not above `TINY`, its."""
-    return np.asarray(np.log(np.maximum(x, TINY)))
+    return np.asarray(logs(np.maximum(x, TINY)))
 
 
 def function(f: Callable[[Floats], Floats], blocks: Floats) -> Floats:
     """F of symmetric blocks, through their eigenvalues."""
     if blocks.shape[1] == 1:
-        return f(np.maximum(blocks, TINY)) if f is not np.exp else np.exp(blocks)
+        return f(np.maximum(blocks, TINY)) if f is not exps else exps(blocks)
     values, Q = np.linalg.eigh(blocks)
-    if f is not np.exp:
+    if f is not exps:
         values = np.maximum(values, 1e-14 * values[:, -1:])
     return np.asarray((Q * f(values)[:, None, :]) @ Q.transpose(0, 2, 1))
 
 
-def constant_diagonal(logs: Floats) -> tuple[Floats, Floats, Floats, Floats]:
-    """V = exp(logs) scaled on both sides to a constant diagonal: log V, V^1/2, V^-1/2, the diagonal."""
-    V = function(np.exp, logs)
+def constant_diagonal(logarithms: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+    """V = exp(logarithms) scaled on both sides to a constant diagonal: log V, V^1/2, V^-1/2, the diagonal."""
+    V = function(exps, logarithms)
     d = np.sqrt(np.einsum("gii->gi", V))
     nu = np.square(d.mean(axis=1))
     V = V / (d[:, :, None] * d[:, None, :]) * nu[:, None, None]
-    return function(log, V), function(np.sqrt, V), function(lambda x: 1 / np.sqrt(x), V), nu
+    return function(logarithm, V), function(np.sqrt, V), function(lambda x: 1 / np.sqrt(x), V), nu
 
 
 def profile(X: Floats) -> Floats:
@@ -389,7 +389,7 @@ class _Ascent:
             offset += math.prod(shape)
         log_weights = point[offset:]
         if self.is_max:
-            log_weights = log(_floored(np.exp(0.5 * (log_weights - log_weights.max())), self.floor / len(self.A)))
+            log_weights = logarithm(_floored(exps(0.5 * (log_weights - log_weights.max())), self.floor / len(self.A)))
         A = self.weighted(log_weights)
         factors = [constant_diagonal(block) for block in logs]
         logs, L, inverse, nu = (list(part) for part in zip(*factors, strict=True))
@@ -413,19 +413,19 @@ class _Ascent:
         if not self.is_max:
             return _flat([log_gram(block) for block in B], state.log_weights)
         # with U held the best L and w follow from each other: a power iteration
-        A, root = self.A, np.exp(0.5 * state.log_weights)
+        A, root = self.A, exps(0.5 * state.log_weights)
         U = (root[:, None] * self._projected(state.L, state.Q) / state.values) @ state.Q.T
         for _ in range(_ALTERNATIONS):
             L = [proportional(block) for block in B]
             root = np.maximum(np.einsum("ij,ij->i", self._right(A, L), U), TINY)
             root = np.sqrt(_floored(root, self.floor / len(self.A)))
             B = self._blocks(A.T * root, U)
-        return _flat([log_gram(block) for block in B], 2 * log(root))
+        return _flat([log_gram(block) for block in B], 2 * logarithm(root))
 
     def shares(self, state: _State) -> Floats:
         """What each coordinate of the point weighs in the mixing: the root of its part of V, of w."""
         parts = [np.repeat(v / state.total, L.shape[1] ** 2) for v, L in zip(state.nu, state.L, strict=True)]
-        return np.asarray(np.sqrt(np.concatenate([*parts, np.exp(state.log_weights)])))
+        return np.asarray(np.sqrt(np.concatenate([*parts, exps(state.log_weights)])))
 
     def units(self, point: Floats) -> Floats:
         """Of each coordinate's rounding: 1 over the root of its part of V or w, of the largest 1."""
@@ -436,11 +436,11 @@ class _Ascent:
             diagonals.append(np.repeat(np.einsum("gii->gi", block).mean(axis=1), k * k))
             offset += block.size
         found = [part.max() - part for part in (np.concatenate(diagonals), point[offset:]) if part.size]
-        return np.asarray(2.0 ** (np.rint(np.concatenate(found) / (2 * math.log(2)))))
+        return np.ldexp(1.0, np.rint(np.concatenate(found) / (2 * math.log(2))).astype(int))
 
     def weighted(self, log_weights: Floats) -> Floats:
         """diag(w)^1/2 A; A itself for the mean error."""
-        return np.exp(0.5 * log_weights)[:, None] * self.A if self.is_max else self.A
+        return exps(0.5 * log_weights)[:, None] * self.A if self.is_max else self.A
 
     def root(self, state: _State) -> Floats:
         """V^1/2, (n, n)."""

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from anyorder.errors import PlanError
 from anyorder.patterns import Groups, Listed, Participation, Pattern, PerEpoch, Separated
-from anyorder.strategy.arithmetic import dot
+from anyorder.strategy.arithmetic import dot, exp, log
 from anyorder.strategy.base import Strategy
 from anyorder.workload import Workload, weighted
 
@@ -157,7 +157,7 @@ def descend(
             value, gradient = loss(x)
             if not 0 < value < math.inf or not np.isfinite(gradient := gradient / value).all():
                 return _WALL, np.zeros_like(x)
-        return math.log(value), gradient
+        return log(value), gradient
 
     value = math.inf
     for _ in range(restarts):
@@ -165,7 +165,7 @@ def descend(
         gained, value = value - found, found
         if gained < 1e-7:
             break
-    return start, math.exp(value)
+    return start, exp(value)
 
 
 def _search(

@@ -13,7 +13,7 @@ from anyorder._filters import fftconvolve
 from anyorder.checks import final, frozen
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.patterns import Listed, Participation, Pattern, PerEpoch, Separated
-from anyorder.strategy.arithmetic import dot, exps, powers, product, times
+from anyorder.strategy.arithmetic import dot, exps, log, logs, powers, product, times
 from anyorder.strategy.base import DENSE_STEPS, Recurrence, Row, State, Strategy, Vector
 from anyorder.strategy.blt import BLT
 from anyorder.strategy.bound import Bound, Visits, from_sum, roots, visits
@@ -355,7 +355,7 @@ def _refit(points: dict[int, Floats], pattern: PerEpoch, workload: Workload) -> 
 def _best(loss: "_EpochLoss", m: int, fewer: Floats | None, near: Floats | None) -> Floats:
     """The point of least loss with m buffers: from the neighbour's point, in the first epoch from spread decays."""
     if near is None:
-        rates = np.linspace(math.log(1 / loss.n), _FAST, m + 1)[1:]
+        rates = np.linspace(log(1 / loss.n), _FAST, m + 1)[1:]
         start = np.concatenate([rates, np.full(m, _SCALE), [0.0]])
     else:
         start = _with_slope(near)
@@ -374,7 +374,7 @@ def _split(x: Floats) -> Floats:
     """The same C with one buffer more: the last one becomes two of its decay, half its scale each."""
     m = len(x) // 2
     a, b, rest = x[:m], x[m : 2 * m].copy(), x[2 * m :]
-    b[-1] -= math.log(2)
+    b[-1] -= log(2)
     return np.concatenate([a, a[-1:], b, b[-1:], rest])
 
 
@@ -382,8 +382,7 @@ def _strategy(points: dict[int, Floats], losses: dict[int, "_EpochLoss"], order:
     """All epochs, with the norms of `epoch_shares`."""
     fitted = np.array(sorted(points))
     values = np.array([losses[e](points[e])[0] for e in fitted])
-    logs = np.array([math.log(value) for value in values.tolist()])
-    roots = np.sqrt(exps(np.interp(np.arange(order.k), fitted, logs)))
+    roots = np.sqrt(exps(np.interp(np.arange(order.k), fitted, logs(values))))
     nearest = np.abs(np.arange(order.k)[:, None] - fitted).argmin(axis=1)
     table = np.array([points[e] for e in fitted])[nearest]
     m = table.shape[1] // 2

@@ -1,6 +1,5 @@
 """Toeplitz C: C[i, j] = c_{i-j}. The square root of the workload, banded ones, and what all Toeplitz forms share."""
 
-import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache as cached
@@ -18,7 +17,7 @@ from anyorder.checks import final, frozen
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.formats import check_work
 from anyorder.patterns import Listed, Participation, Pattern, PerEpoch, Separated
-from anyorder.strategy.arithmetic import dot, product, times, whole_power
+from anyorder.strategy.arithmetic import dot, exp, log, product, times, whole_power
 from anyorder.strategy.base import DENSE_STEPS, Combination, Recurrence, Row, State, Strategy, Terms, Vector
 from anyorder.strategy.bound import TOLERANCE, Bound, UnitSquares, Visits, better, from_sum, largest, roots, visits
 from anyorder.strategy.fitting import OBJECTIVES, Valued, check_optimisable, descend, shuffled, stride
@@ -686,7 +685,7 @@ def _largest_row(A: Floats, d: Floats) -> Valued:
     products = complex_product(np.fft.rfft(A[:, ::-1], 2 * n, axis=1), spectrum)
     B = np.fft.irfft(products, 2 * n, axis=1)[:, :n][:, ::-1]
     rows = np.square(B).sum(axis=1)
-    value = float(rows.max() * math.pow(whole_power(rows / rows.max(), _POWER).sum(), 1 / _POWER))
+    value = float(rows.max() * exp(log(float(whole_power(rows / rows.max(), _POWER).sum())) / _POWER))
     shares = whole_power(rows / value, _POWER - 1)
     G = product(A.T, shares[:, None] * B)
     return value, 2 * np.array([np.trace(G, -lag) for lag in range(len(d))])
