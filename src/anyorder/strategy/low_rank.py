@@ -108,7 +108,10 @@ class BandedLowRank(Strategy):
 
     def noising_matrix(self) -> Floats:
         """C^-1, (n, n)."""
-        K = np.tril(self.left @ self.right.T, -self.num_bands)
+        K = np.zeros((self.n, self.n))
+        for left, right in zip(self.left.T, self.right.T, strict=True):
+            K += np.outer(left, right)  # in this order on every processor, since scales are fitted to it
+        K = np.tril(K, -self.num_bands)
         for band in range(self.num_bands):
             K[np.arange(band, self.n), np.arange(self.n - band)] = self.bands[band:, band]
         return K
