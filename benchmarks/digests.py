@@ -6,7 +6,7 @@
 
 A digest is SHA-256 of all that a plan fixes: order, strategy with every coefficient, workload, noise. The kernels stand
 for processors, as `OPENBLAS_CORETYPE` makes the library take another's; `NPY_DISABLE_CPU_FEATURES` takes NumPy's own
-vector forms away. A kernel that this processor cannot run, or that the library has not, is left out, and said.
+vector forms away, and `GLIBC_TUNABLES` the fused products of the library of C. What a library really took is said.
 """
 
 import argparse
@@ -24,6 +24,7 @@ from benchmarks._report import Row, add_options, show
 
 GOLDEN = Path(__file__).resolve().parents[1] / "tests" / "golden" / "plans.json"
 QUICK = ("shuffled 240 momentum", "fixed 256", "separated 300", "fixed 60", "long blt", "bins")
+PLAIN = "glibc.cpu.hwcaps=-AVX,-AVX2,-FMA,-FMA4,-AVX512F"
 VECTORS = "AVX2 FMA3 AVX512F AVX512_SKX X86_V3 X86_V4"
 KERNELS = {
     "Haswell, 1 thread": {"OPENBLAS_CORETYPE": "Haswell", "OPENBLAS_NUM_THREADS": "1"},
@@ -31,6 +32,11 @@ KERNELS = {
     "SkylakeX, 1 thread": {"OPENBLAS_CORETYPE": "SkylakeX", "OPENBLAS_NUM_THREADS": "1"},
     "Nehalem, 2 threads": {"OPENBLAS_CORETYPE": "Nehalem", "OPENBLAS_NUM_THREADS": "2", "OMP_NUM_THREADS": "2"},
     "Nehalem, NumPy without vectors": {"OPENBLAS_CORETYPE": "Nehalem", "NPY_DISABLE_CPU_FEATURES": VECTORS},
+    "Nehalem, the library of C too": {
+        "OPENBLAS_CORETYPE": "Nehalem",
+        "NPY_DISABLE_CPU_FEATURES": VECTORS,
+        "GLIBC_TUNABLES": PLAIN,
+    },
 }
 
 

@@ -1,10 +1,10 @@
 """Arithmetic whose results are the same to the last bit on every processor, with any BLAS and any number of threads.
 
 A fit takes hundreds of steps, each from the last one's result, so that one bit in the first becomes the third digit of
-the coefficients. Libraries of linear algebra add up in the order that suits a processor and its threads, and exp, log and
-powers differ in the last bit between vector forms and between libraries of C, also with the processor. So what a fit
-goes by is made of NumPy's own sums, which have one order, of products, square roots and cumulative products, which IEEE
-fixes, and of what is here.
+the coefficients. Libraries of linear algebra add up in the order that suits a processor and its threads; exp, log and
+powers differ in the last bit between vector forms, and in libraries of C between processors with and without fused
+products. So what a fit goes by is made of NumPy's own sums, which have one order, of products, square roots and
+cumulative products, which IEEE fixes, and of what is here.
 """
 
 import math
@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
-    "coarse", "dot", "exp", "expm1s", "exps", "inverse_of_lower", "log", "logs", "powers", "product", "solved", "times",
-    "whole_power",
+    "coarse", "dot", "exp", "expm1s", "exps", "inverse_of_lower", "log", "logs", "powers", "product", "root_of",
+    "solved", "times", "whole_power",
 ]  # fmt: skip
 
 Floats = NDArray[np.float64]
@@ -169,6 +169,16 @@ def inverse_of_lower(L: Floats) -> Floats:
     inverse[:h, :h], inverse[h:, h:] = first, last
     inverse[h:, :h] = -product(last, product(L[h:, :h], first))
     return inverse
+
+
+def root_of(M: Floats) -> Floats:
+    """Upper-triangular R with R^T R = M, positive definite: Cholesky's, a row after the other."""
+    n = len(M)
+    R = np.zeros_like(M)
+    for t in range(n):
+        row = M[t, t:] - (R[:t, t, None] * R[:t, t:]).sum(axis=0)
+        R[t, t:] = row / np.sqrt(row[0])
+    return R
 
 
 def solved(M: Floats, x: Floats) -> Floats:

@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.linalg import block_diag, cholesky
+from scipy.linalg import block_diag
 
 from anyorder import checks
 from anyorder.checks import final, frozen
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.patterns import Groups, Listed, Participation, Pattern, Separated
-from anyorder.strategy.arithmetic import dot, inverse_of_lower, product
+from anyorder.strategy.arithmetic import dot, inverse_of_lower, product, root_of
 from anyorder.strategy.base import Recurrence, Row, State, Strategy, Vector, check_lower_triangular, pack, unpack
 from anyorder.strategy.bound import Bound, better, roots, visits
 from anyorder.strategy.fitting import Valued, by_rows, descend, mostly_last, shuffled, stride
@@ -284,7 +284,7 @@ def epoch_factors(A: Floats, s: int) -> list[Floats]:
     factors = []
     for start in range(0, len(A), s):
         block = M[start : start + s, start : start + s]
-        factors.append(cholesky(block + 1e-13 * np.trace(block) * np.eye(s)))  # definite also for a rate of 0
+        factors.append(root_of(block + 1e-13 * np.trace(block) * np.eye(s)))  # definite also for a rate of 0
     return factors
 
 
