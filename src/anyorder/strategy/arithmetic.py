@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
-    "coarse", "dot", "exp", "expm1s", "exps", "inverse_of_lower", "log", "logs", "powers", "product", "root_of",
-    "solved", "times", "whole_power",
+    "coarse", "dot", "exp", "expm1s", "exps", "gram_of_lower", "inverse_of_lower", "log", "logs", "lower_product",
+    "powers", "product", "root_of", "solved", "times", "whole_power",
 ]  # fmt: skip
 
 Floats = NDArray[np.float64]
@@ -30,6 +30,7 @@ _EXPM1 = tuple(1 / math.factorial(i + 1) for i in range(15))  # of expm1(x) / x,
 _LOG = tuple(2 / (2 * i + 1) for i in range(11))  # of log((1 + s) / (1 - s)) / s in s^2, to s = 0.172
 _ROOT = math.sqrt(0.5)
 _FEW = 12  # numbers that are faster one by one
+_COLUMNS = 160  # of a triangular matrix at once
 _SMALL = 64  # rows of a triangular matrix that are inverted one by one
 
 
@@ -155,6 +156,25 @@ def product(A: Floats, B: Floats) -> Floats:
     return np.asarray(np.ldexp(high + np.ldexp(low, -bits), rows + columns - 2 * bits))
 
 
+def lower_product(A: Floats, B: Floats) -> Floats:
+    """`product` of lower-triangular matrices."""
+    result = np.zeros_like(B)
+    for start in range(0, len(B), _COLUMNS):
+        columns = slice(start, start + _COLUMNS)
+        result[start:, columns] = product(A[start:, start:], B[start:, columns])
+    return result
+
+
+def gram_of_lower(B: Floats) -> Floats:
+    """B^T B of a lower-triangular matrix, by `product`."""
+    result = np.empty_like(B)
+    for start in range(0, len(B), _COLUMNS):
+        columns = slice(start, start + _COLUMNS)
+        result[start:, columns] = product(B[start:, start:].T, B[start:, columns])
+        result[columns, start:] = result[start:, columns].T
+    return result
+
+
 def inverse_of_lower(L: Floats) -> Floats:
     """The inverse of a lower-triangular matrix, by halves; the entries of small blocks one row after the other."""
     n = len(L)
@@ -172,12 +192,11 @@ def inverse_of_lower(L: Floats) -> Floats:
 
 
 def root_of(M: Floats) -> Floats:
-    """Upper-triangular R with R^T R = M, positive definite: Cholesky's, a row after the other."""
-    n = len(M)
+    """Lower-triangular R with R^T R = M, positive definite: Cholesky's, the last row first."""
     R = np.zeros_like(M)
-    for t in range(n):
-        row = M[t, t:] - (R[:t, t, None] * R[:t, t:]).sum(axis=0)
-        R[t, t:] = row / np.sqrt(row[0])
+    for t in reversed(range(len(M))):
+        row = M[t, : t + 1] - (R[t + 1 :, t, None] * R[t + 1 :, : t + 1]).sum(axis=0)
+        R[t, : t + 1] = row / np.sqrt(row[t])
     return R
 
 

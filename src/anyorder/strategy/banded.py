@@ -11,7 +11,7 @@ from anyorder import checks
 from anyorder.checks import final, frozen
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.patterns import Groups, Listed, Participation, Pattern, Separated
-from anyorder.strategy.arithmetic import dot, inverse_of_lower, product, root_of
+from anyorder.strategy.arithmetic import dot, gram_of_lower, lower_product, product, root_of
 from anyorder.strategy.base import Recurrence, Row, State, Strategy, Vector, check_lower_triangular, pack, unpack
 from anyorder.strategy.bound import Bound, better, roots, visits
 from anyorder.strategy.fitting import Valued, by_rows, descend, mostly_last, shuffled, stride
@@ -214,11 +214,12 @@ def units(strategy: Banded, listed: Listed) -> Floats:
 
 # Fits of banded strategies, every column its own: p n numbers, by quasi-Newton steps with exact gradients.
 #
-# With M = A^T A and K = C^-1 the loss is tr(K^T M K) and its gradient with respect to C is -2 K^T M K K^T. Where p <=
+# With B = A K and K = C^-1 the loss is tr(B^T B) and its gradient with respect to C is -2 B^T B K^T. Where p <=
 # b the participations of a unit meet no common row of C, so only the norms of the columns enter the sensitivity.
 
 
 _MAX_STEPS = 2048
+_FEW_BANDS = 64  # whose entries of a product are made by themselves
 
 
 def fit_banded(workload: Workload, participation: Participation, bands: int, *, max_iterations: int = 60) -> Banded:
@@ -298,10 +299,10 @@ def epoch_shares(losses: list[float]) -> Floats:
 
 
 class _BandedLoss:
-    """|| A C^-1 ||_F^2 over the entries of C's bands, whose columns are normalised pattern by pattern."""
+    """|| A C^-1 ||_F^2, A lower triangular, over the entries of C's bands; columns are normalised pattern by pattern."""
 
     def __init__(self, A: Floats, bands: int, groups: Groups) -> None:
-        self.M, self.n, self.groups = product(A.T, A), len(A), groups
+        self.A, self.n, self.groups = A, len(A), groups
         self.rows, self.columns = np.nonzero(np.arange(bands)[:, None] + np.arange(self.n) < self.n)
         self.bands = bands
 
@@ -319,6 +320,16 @@ class _BandedLoss:
             norms[steps] = np.sqrt(squares[steps].sum(axis=1))[:, None]
         return raw / norms, norms
 
+    def inverse(self, bands: Floats) -> Floats:
+        """C^-1, a row after the other."""
+        K = np.zeros((self.n, self.n))
+        for t in range(self.n):
+            first = max(0, t - self.bands + 1)
+            row = bands[t - np.arange(first, t), np.arange(first, t)]
+            K[t, :t] = -(row[:, None] * K[first:t, :t]).sum(axis=0) / bands[0, t]
+            K[t, t] = 1 / bands[0, t]
+        return K
+
     def matrix(self, bands: Floats) -> Floats:
         """C, (n, n)."""
         C = np.zeros((self.n, self.n))
@@ -329,12 +340,15 @@ class _BandedLoss:
         bands, norms = self.unpack(x)
         if (bands[0] <= 0).any():
             return math.inf, np.zeros_like(x)
-        K = inverse_of_lower(self.matrix(bands))
-        MK = product(self.M, K)
-        value = dot(K, MK)
-        full = product(product(K.T, MK), K.T)
-        gradient = np.zeros_like(bands)
-        gradient[self.rows, self.columns] = -2 * full[self.rows + self.columns, self.columns]
+        K = self.inverse(bands)
+        B = lower_product(self.A, K)
+        value, G = dot(B, B), gram_of_lower(B)
+        gradient = np.zeros_like(bands)  # -2 G K^T, in the bands
+        if self.bands <= _FEW_BANDS:
+            for band in range(self.bands):
+                gradient[band, : self.n - band] = -2 * (G[band:] * K[: self.n - band]).sum(axis=1)
+        else:
+            gradient[self.rows, self.columns] = -2 * product(G, K.T)[self.rows + self.columns, self.columns]
         # through the norms: remove what only rescales a pattern
         along = (gradient * bands).sum(axis=0)
         shares = np.empty(self.n)
