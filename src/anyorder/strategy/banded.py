@@ -299,7 +299,7 @@ def epoch_shares(losses: list[float]) -> Floats:
 
 
 class _BandedLoss:
-    """|| A C^-1 ||_F^2, A lower triangular, over the entries of C's bands; columns are normalised pattern by pattern."""
+    """|| A C^-1 ||_F^2, A lower triangular, over the entries of C's bands; columns normalised by pattern."""
 
     def __init__(self, A: Floats, bands: int, groups: Groups) -> None:
         self.A, self.n, self.groups = A, len(A), groups
