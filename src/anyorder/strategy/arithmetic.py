@@ -31,6 +31,7 @@ _LOG = tuple(2 / (2 * i + 1) for i in range(11))  # of log((1 + s) / (1 - s)) / 
 _ROOT = math.sqrt(0.5)
 _FEW = 12  # numbers that are faster one by one
 _COLUMNS = 160  # of a triangular matrix at once
+_LEAST_EXPONENT = 500  # of a unit: numbers below it are 0
 _SMALL = 64  # rows of a triangular matrix that are inverted one by one
 
 
@@ -152,8 +153,13 @@ def product(A: Floats, B: Floats) -> Floats:
     A_high, A_low, rows = _split(A, 1, bits)
     B_high, B_low, columns = _split(B, 0, bits)
     high = A_high @ B_high
-    low = A_high @ B_low + A_low @ B_high
-    return np.asarray(np.ldexp(high + np.ldexp(low, -bits), rows + columns - 2 * bits))
+    low = A_high @ B_low
+    low += A_low @ B_high
+    low *= 2.0**-bits
+    low += high
+    low *= rows
+    low *= columns
+    return np.asarray(low)
 
 
 def lower_product(A: Floats, B: Floats) -> Floats:
@@ -214,9 +220,12 @@ def solved(M: Floats, x: Floats) -> Floats:
     return x
 
 
-def _split(M: Floats, axis: int, bits: int) -> tuple[Floats, Floats, NDArray[np.int32]]:
-    """M = (high + low / 2^bits) 2^(exponents - bits), integers of `bits` digits."""
-    exponents = np.frexp(np.abs(M).max(axis=axis, keepdims=True))[1]
-    scaled = np.ldexp(M, bits - exponents)
+def _split(M: Floats, axis: int, bits: int) -> tuple[Floats, Floats, Floats]:
+    """M = (high + low / 2^bits) unit, integers of `bits` digits; units are powers of two."""
+    largest = np.maximum(M.max(axis=axis, keepdims=True), -M.min(axis=axis, keepdims=True))
+    units = np.ldexp(1.0, np.maximum(np.frexp(largest)[1] - bits, -_LEAST_EXPONENT))
+    scaled = M * (1 / units)
     high = np.rint(scaled)
-    return high, np.rint(np.ldexp(scaled - high, bits)), exponents
+    scaled -= high
+    scaled *= 2.0**bits
+    return high, np.rint(scaled, out=scaled), units
