@@ -53,7 +53,7 @@ def exp(x: float) -> float:
 def log(x: float) -> float:
     """The logarithm of a number above 0, as of `logs`."""
     mantissa, exponent = math.frexp(x)
-    return _log(2 * mantissa, exponent - 1) if mantissa < _ROOT else _log(mantissa, exponent)
+    return float(_log(2 * mantissa, exponent - 1) if mantissa < _ROOT else _log(mantissa, exponent))
 
 
 def exps(x: Numbers) -> Numbers:

@@ -528,7 +528,7 @@ class BLTLoss:
             return total[-1]
         if self.objective == "max":
             top = max(value[0].real for value in total)
-            return top * exps(logs(sum(exps(24 * logs(value / top)) for value in total)) / 24)
+            return np.asarray(top * exps(logs(np.sum([exps(24 * logs(value / top)) for value in total], axis=0)) / 24))
         return np.asarray(sum(total[1:], total[0]))
 
 

@@ -436,7 +436,7 @@ class _Ascent:
             diagonals.append(np.repeat(np.einsum("gii->gi", block).mean(axis=1), k * k))
             offset += block.size
         found = [part.max() - part for part in (np.concatenate(diagonals), point[offset:]) if part.size]
-        return np.ldexp(1.0, np.rint(np.concatenate(found) / (2 * math.log(2))).astype(int))
+        return np.asarray(np.ldexp(1.0, np.rint(np.concatenate(found) / (2 * math.log(2))).astype(int)))
 
     def weighted(self, log_weights: Floats) -> Floats:
         """diag(w)^1/2 A; A itself for the mean error."""
