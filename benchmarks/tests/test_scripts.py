@@ -10,9 +10,9 @@ from benchmarks.audits.scripts_data import SCRIPTS
 
 import anyorder as ao
 
-PAGE = (Path(__file__).parents[2] / "docs" / "check.md").read_text()
-_, SECTION = PAGE.split("## Public scripts")
-SUMMARY, TABLE = SECTION.split("| script |")
+PAGE = (Path(__file__).parents[2] / "docs" / "check_scripts.md").read_text()
+_, SECTION = PAGE.split("<!-- table -->")
+SUMMARY, TABLE = SECTION.split("<!-- end of table -->")[0].split("| script |")
 ROWS = [line for line in TABLE.splitlines()[2:] if line]
 
 

@@ -1035,10 +1035,15 @@ def watch(*, unit: Any = None) -> Iterator[Watch]:
         seen.private.reseeded(seed)
         return seed
 
+    def set_seed(original: Callable[..., Any], seed: int) -> Any:
+        seen.careful(seen.private.seeded, seed)
+        return original(seed)
+
     loaders = torch.utils.data.dataloader
     hooks: list[tuple[Any, str, Callable[..., Any]]] = [
         (loaders.DataLoader, "__iter__", begin), (loaders._BaseDataLoaderIter, "_next_index", draw),
         (loaders._BaseDataLoaderIter, "__next__", hand), (torch, "seed", reseed), (torch.random, "seed", reseed),
+        (torch, "manual_seed", set_seed), (torch.random, "manual_seed", set_seed),
     ]  # fmt: skip
     if (own := sys.modules.get("anyorder.training.engine")) is not None:
         hooks.append((own.PrivacyEngine, "make_private", bind))

@@ -79,11 +79,11 @@ class StepTally:
     def describe(self) -> str:
         """One sentence."""
         if not self.private:
-            return f"in none of {self.steps} steps" if self.steps else "no step was seen"
+            return f"clipping and noise in none of {self.steps} steps" if self.steps else "no step was seen"
         many = f"all {self.steps}" if self.private == self.steps else f"{self.private} of {self.steps}"
         return (
-            f"in {many} steps each example was clipped to norm {self.clip_norm:g}, and noise of std "
-            f"{self.least:g} times that was added"
+            f"in {many} steps each example was clipped to norm {self.clip_norm:g} and Gaussian noise was added, with "
+            f"{self.least:g} times that as its standard deviation"
         )
 
 
@@ -141,6 +141,10 @@ class OpacusSteps:
     def reseeded(self, seed: int) -> None:
         """torch.seed() took a seed from the operating system."""
         self._secret.add(seed)
+
+    def seeded(self, seed: int) -> None:
+        """torch.manual_seed() was called: whoever reads the script may know the seed."""
+        self._secret.discard(int(seed))
 
     def sums(self, optimizer: Any) -> list[Any]:
         """The sums before more clipped gradients are added to them."""

@@ -14,7 +14,7 @@ from anyorder.app import script_runner
 from anyorder.app.cards import facts_panel
 from anyorder.app.cli.exits import fail
 from anyorder.app.cli.output import Json, one_line_errors, print_json
-from anyorder.app.verdict_page import EXIT_CODES, outcome_of, save_verdict
+from anyorder.app.verdict_page import EXIT_CODES, clear_verdict, outcome_of, save_verdict
 from anyorder.audit.loader_check import NOTHING, WHAT_IF
 from anyorder.errors import ArgumentError
 
@@ -72,6 +72,8 @@ def check(
     given = {name: value for name, value in given.items() if value is not None}
     if ":" not in target and not Path(target).is_file():
         raise ArgumentError(f"the target must be a script that is there, or module:function, got {target!r}")
+    if out is not None:
+        clear_verdict(out)
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         runner = [sys.executable, "-m", script_runner.__name__, str(report), json.dumps(given)]
@@ -82,7 +84,7 @@ def check(
         raise ArgumentError(found["problem"])
     findings = found["findings"]
     facts = [one.pop("facts") for one in findings]
-    outcome = outcome_of(findings)
+    outcome = outcome_of(findings, code)
     if out is not None:
         save_verdict(out, target, code, findings, facts)
     if as_json:
