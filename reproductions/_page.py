@@ -1,4 +1,4 @@
-"""docs/papers: the table of all claims, and a page a paper, from what is kept in reproductions/results alone."""
+"""docs/papers: what fails of all claims, and a page a paper, from what is kept in reproductions/results alone."""
 
 import hashlib
 import json
@@ -13,20 +13,21 @@ from reproductions._claims import Claim, Curves, Kept, Verdict, results
 
 DOCS = Path(__file__).parents[1] / "docs" / "papers"
 
-INDEX = """# Papers run again
+HIDDEN = "---\nsearch:\n  exclude: true\n---\n\n"
 
-Written by `python -m reproductions --page` from the results kept in `reproductions/results`, one line a claim, with its
-seeds, machine, time and versions. A verdict is one of:
+INDEX = f"""{HIDDEN}# Papers run again
 
-- *holds*; *fails*, and the page says where;
-- *holds, scaled down* and *fails, scaled down*: on a smaller task than the paper's, and the page says how much
-  smaller;
-- *undecided*: seeds, spread and task could not tell. The rule is the same for successes and misses, and the page says
-  the power: seeds, the half width of a 95 % interval, and the least difference that matters;
-- *not tried*, and the page says why.
+*For readers of the papers that this package builds on.* We ran their claims again, theorems and experiments.
+`python -m reproductions --page` writes these pages from `reproductions/results`, where each claim has its seeds,
+machine, time and versions. A verdict is one of:
 
-What fails has beside it what came out here, and the reason. Each claim has its command, which runs it again and tells
-where a verdict turned. A claim that rests on stored runs names them, and `--fresh` runs them anew.
+- *holds*, or *fails*;
+- *holds, scaled down*, or *fails, scaled down*: on a smaller task than the paper's;
+- *undecided*: seeds, spread and task could not tell. The page of the paper states the number of seeds, the half width
+  of a 95 % interval, and the least difference that matters;
+- *not tried*, with the reason.
+
+The page of a paper has every claim with its command, which runs it again. Below is what fails.
 """
 
 
@@ -64,25 +65,24 @@ def plot_name(row: Kept) -> str:
 
 
 def index(titles: dict[str, str], kept: dict[str, list[Kept]]) -> str:
-    """The table of all claims."""
+    """How many claims of each paper hold, and a table of those that fail."""
     text = [INDEX]
     for paper, rows in kept.items():
         counts = Counter(row.claim.verdict for row in rows)
         told = "; ".join(f"{verdict}: {counts[verdict]}" for verdict in get_args(Verdict) if counts[verdict])
         text.append(f"## [{titles[paper]}]({paper}.md)\n\nVerdicts: {told}.\n")
-        text.append("| where | claim | verdict | what fails, and why | command |\n|---|---|---|---|---|")
-        for row in rows:
-            claim = row.claim
-            cells = (claim.place, claim.statement, f"**{claim.verdict}**", reason(claim), f"`{claim.command}`")
+        fails = [row.claim for row in rows if row.claim.verdict.startswith("fails")]
+        if fails:
+            text.append("| where | claim | verdict | what came out, and why |\n|---|---|---|---|")
+        for claim in fails:
+            cells = (claim.place, claim.statement, f"**{claim.verdict}**", reason(claim))
             text.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
         text.append("")
     return "\n".join(text)
 
 
 def reason(claim: Claim) -> str:
-    """Of what fails: what came out, and why; what of the reason is on how it was run stands on the paper's page."""
-    if not claim.verdict.startswith("fails"):
-        return ""
+    """What came out, and why; what of the reason is on how it was run stands on the paper's page."""
     first = re.split(r"(?<=[a-z0-9)])\. (?=[A-Z])", claim.why)[0].rstrip(".")
     return f"{claim.ours.rstrip('.')}. {first[0].upper()}{first[1:]}."
 
@@ -90,10 +90,10 @@ def reason(claim: Claim) -> str:
 def page(title: str, paper: str, rows: list[Kept]) -> str:
     """One paper: each claim with both numbers, verdict, reason, and how it was made."""
     text = [
-        f"# {title}\n",
+        f"{HIDDEN}# {title}\n",
         (
-            f"Written by `python -m reproductions --page` from `reproductions/results/{paper}.jsonl`; see "
-            "[all claims](index.md) for what a verdict means.\n"
+            f"Written by `python -m reproductions --page` from `reproductions/results/{paper}.jsonl`, which also has "
+            "the time, machine and versions of each claim. [What a verdict means](index.md).\n"
         ),
     ]
     for place, group in groupby(rows, lambda row: row.claim.place):
@@ -109,20 +109,12 @@ def entry(row: Kept) -> str:
     lines += [f"- We got: {claim.ours}"] if claim.ours else []
     lines.append(f"- Verdict: **{claim.verdict}**{'. ' + claim.why if claim.why else ''}")
     measured = f", which reads what `{claim.measured}` measured" if claim.measured else ""
-    stored = f"; stored runs, of {', '.join(claim.stored)}: `--fresh` runs them anew" if claim.stored else ""
-    lines.append(f"- Command: `{claim.command}`{measured}{stored}")
-    if claim.ours:
-        seeds = f"seeds {', '.join(map(str, claim.seeds))}; " if claim.seeds else ""
-        versions = ", ".join(f"{name} {number}" for name, number in row.versions.items())
-        lines.append(f"- Made: {row.date}, {seeds}{max(row.seconds, 0.01):.2g} s on {cores(row.cores)}; {versions}")
+    stored = f"; stored runs, of {', '.join(claim.stored)}: `--fresh` runs them again" if claim.stored else ""
+    seeds = f", seeds {', '.join(map(str, claim.seeds))}" if claim.ours and claim.seeds else ""
+    lines.append(f"- Command: `{claim.command}`{measured}{stored}{seeds}")
     if claim.curves is not None:
         lines.append(f"\n![{claim.curves.y} against {claim.curves.x}]({plot_name(row)})")
     return "\n".join(lines) + "\n"
-
-
-def cores(number: int) -> str:
-    """In words."""
-    return f"{number} core{'s' if number > 1 else ''}"
 
 
 def mark(curves: Curves) -> str:

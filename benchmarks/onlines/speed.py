@@ -77,4 +77,4 @@ def tables() -> Iterator[tuple[str, str, list[str]]]:
     for row in _shown:
         numbers = ("" if number is None else f"{number:.3g}" for number in (row.ours, row.peer, row.ratio))
         lines.append(f"| {row.name} | {' | '.join(numbers)} | {row.unit} |")
-    yield "streams.md", "speed", lines
+    yield "compared.md", "speed", lines

@@ -23,9 +23,8 @@ def test_there_are_thirty_and_the_page_has_them_all():
         assert row.startswith(
             f"| {script.repository}, {script.path}{'' if script.is_private else ' *'} | {script.pattern}"
         )
-    for verdict, count in (("holds", 11), ("false", 19), ("not proven", 18)):
-        assert sum(row.endswith(f" {verdict} |") for row in ROWS) == count
-        assert str(count) in SUMMARY
+    for verdict, words in (("holds", "holds for {}."), ("false", "false for {} "), ("not proven", "not proven for {}.")):
+        assert words.format(sum(row.endswith(f" {verdict} |") for row in ROWS)) in " ".join(SUMMARY.split())
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda s: f"{s.repository} {s.path} {s.pattern}")

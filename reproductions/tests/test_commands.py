@@ -74,7 +74,7 @@ def test_what_fails_has_its_reason_beside_it():
     lines = [line for line in (_page.DOCS / "index.md").read_text().splitlines() if "| **fails" in line]
     assert len(lines) == len(fails) > 40
     for line, claim in zip(lines, fails, strict=True):
-        told = line.split(f"| **{claim.verdict}** | ")[1].removesuffix(f" | `{claim.command}` |")
+        told = line.split(f"| **{claim.verdict}** | ")[1].removesuffix(" |")
         assert told.startswith(claim.ours.rstrip(".").replace("|", "\\|"))
         assert len(told) > len(claim.ours) + 10, f"{claim.place}: no reason"
 
