@@ -37,7 +37,7 @@ _SMALL = 64  # rows of a triangular matrix that are inverted one by one
 
 def dot(x: Floats, y: Floats) -> float:
     """sum_i x_i y_i."""
-    return float(np.add.reduce(x * y))
+    return float(np.add.reduce(x * y, axis=None))
 
 
 def times(A: Floats, x: Floats) -> Floats:
