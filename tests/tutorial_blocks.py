@@ -1,6 +1,8 @@
-"""The tutorials as tests: their blocks run at small size, and what they print is what the page shows.
+"""The pages as tests: their blocks run at small size, and what they print is what the page shows.
 
     name = 4000  # small: 400            the tests take 400; a reader who copies the block has 4000
+
+    <!-- invisible-code-block: python    sets up what readers need not see, up to a line with -->
 
 A ```text fence behind a ```python fence is what that block prints; in a ```console fence, lines with "$ " are commands
 and the others what they print. At small size both are compared but for numbers and space.
@@ -9,6 +11,7 @@ and the others what they print. At small size both are compared but for numbers 
 output says what may differ:
 
     <!-- by chance: 0.1 -->              numbers that noise decides: in a full run each is within 0.1 of the page's
+    <!-- exact -->                       numbers are compared at every size
     <!-- full size -->                   at small size other lines are printed: compared in full runs alone
     <!-- full size, by chance: 0.1 -->   both
     <!-- by chance: 0.1, true claim -->  and an audit of a true claim, of whose bounds noise decides how many lie above
@@ -34,12 +37,13 @@ CONSOLE = re.compile(
     r"(?:^<!-- (?P<note>[^>]+) -->\n\n)?^```console\n(?P<source>(?P<shown>\$ .*?))^```$", re.MULTILINE | re.DOTALL
 )
 HASH = re.compile(r"[0-9a-f]{24,}")
+HIDDEN = re.compile(r"^<!-- invisible-code-block: python\n(?P<source>.*?)^-->$", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]\d+)?")
 
 
 def parse(document):
     """The regions of a page, as Sybil's parsers yield them."""
-    for pattern, run in ((PYTHON, _python), (CONSOLE, _console)):
+    for pattern, run in ((HIDDEN, _hidden), (PYTHON, _python), (CONSOLE, _console)):
         for match in pattern.finditer(document.text):
             yield Region(match.start(), match.end(), match, run)
 
@@ -69,6 +73,11 @@ def _python(example):
         _same(example, printed.getvalue())
 
 
+def _hidden(example):
+    exec(compile(example.parsed["source"], example.path, "exec"), example.namespace)
+    del example.namespace["__builtins__"]
+
+
 def _console(example):
     from anyorder.app.cli import run
 
@@ -96,6 +105,8 @@ def _same(example, printed):
 
 def compare(shown, printed, note, full):
     """What is wrong with `printed` beside `shown`, or "" if nothing is."""
+    if note == "exact":
+        return "" if shown == printed else "other text is printed"
     found = re.fullmatch(r"(full size)?(?:, )?(?:by chance: ([\d.]+))?(, true claim)?", note or "")
     if found is None:
         return (
