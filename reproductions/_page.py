@@ -9,6 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import get_args
 
+from reproductions import _powers
 from reproductions._claims import Claim, Curves, Kept, Verdict, results
 
 DOCS = Path(__file__).parents[1] / "docs" / "papers"
@@ -22,11 +23,13 @@ seeds, machine, time and versions. A verdict is one of:
 - *holds, scaled down* and *fails, scaled down*: on a smaller task than the paper's, and the page says how much
   smaller;
 - *undecided*: seeds, spread and task could not tell. The rule is the same for successes and misses, and the page says
-  the power: seeds, the half width of a 95 % interval, and the least difference that matters;
+  the power: seeds, the half width of a 95 % interval, and the least difference that matters. Powers stand in
+  `reproductions/powers.toml`, and a verdict whose runs are older than its power is marked
+  *power stated after the run*;
 - *not tried*, and the page says why.
 
 What fails has beside it what came out here, and the reason. Each claim has its command, which runs it again and tells
-where a verdict turned. A claim that rests on stored runs names them, and `--fresh` runs them anew.
+where a verdict turned. A claim that rests on stored runs names them, and `--fresh` runs them again.
 """
 
 
@@ -73,7 +76,8 @@ def index(titles: dict[str, str], kept: dict[str, list[Kept]]) -> str:
         text.append("| where | claim | verdict | what fails, and why | command |\n|---|---|---|---|---|")
         for row in rows:
             claim = row.claim
-            cells = (claim.place, claim.statement, f"**{claim.verdict}**", reason(claim), f"`{claim.command}`")
+            verdict = f"**{claim.verdict}**{' (power stated after the run)' if power_mark(row).count('after') else ''}"
+            cells = (claim.place, claim.statement, verdict, reason(claim), f"`{claim.command}`")
             text.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
         text.append("")
     return "\n".join(text)
@@ -108,8 +112,9 @@ def entry(row: Kept) -> str:
     lines = [f"**{claim.statement}**\n", f"- They say: {claim.theirs}"]
     lines += [f"- We got: {claim.ours}"] if claim.ours else []
     lines.append(f"- Verdict: **{claim.verdict}**{'. ' + claim.why if claim.why else ''}")
+    lines += [f"- {mark}" for mark in [power_mark(row)] if mark]
     measured = f", which reads what `{claim.measured}` measured" if claim.measured else ""
-    stored = f"; stored runs, of {', '.join(claim.stored)}: `--fresh` runs them anew" if claim.stored else ""
+    stored = f"; stored runs, of {', '.join(claim.stored)}: `--fresh` runs them again" if claim.stored else ""
     lines.append(f"- Command: `{claim.command}`{measured}{stored}")
     if claim.ours:
         seeds = f"seeds {', '.join(map(str, claim.seeds))}; " if claim.seeds else ""
@@ -118,6 +123,15 @@ def entry(row: Kept) -> str:
     if claim.curves is not None:
         lines.append(f"\n![{claim.curves.y} against {claim.curves.x}]({plot_name(row)})")
     return "\n".join(lines) + "\n"
+
+
+def power_mark(row: Kept) -> str:
+    """That the power of a verdict was stated, or changed, after what it judges."""
+    power = _powers.stated(row.claim.paper, row.claim.statement)
+    if not row.claim.ours or (power is None and not row.power):
+        return ""
+    late = row.late or power is None or row.power != power.digest
+    return f"Power stated {'after' if late else 'before'} the run"
 
 
 def cores(number: int) -> str:
