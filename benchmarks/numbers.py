@@ -7,14 +7,14 @@
     python -m benchmarks.numbers --prune          drop the entries whose numbers are no longer on their page
 
 A measured number is a decimal fraction, or a number before "times", "%" or a unit of time, in prose, a table or a
-block of text. Python blocks, and the console blocks of tutorials, are run by the tests; a number that such a block of
+block of text. Python and console blocks are run by the tests; a number that such a block of
 the same page has, up to rounding, has its source there. Every other number needs an entry in benchmarks/numbers.toml.
 An entry is found by its page, its numbers and, with `near`, a few words of the same paragraph or table, so that
 sentences may move. It has one source:
 
     command = "python -m .."                 benchmarks/results/printed.jsonl holds what it printed, with these numbers
     results = "benchmarks/results/x.jsonl"   a file that [results] names, with command, processor, date and digest
-    written = "docs/mnist.md"                a page or part of one that a command writes from a results file
+    written = "docs/accuracy.md"             a page or part of one that a command writes from a results file
     given = "why"                            no measurement: a setting, arithmetic, or what others published
     once = "python -m .., .."                measured once by this command, which takes long or fetches other packages,
                                              and in no file: these may only become fewer
@@ -47,11 +47,8 @@ ROOT = Path(__file__).resolve().parents[1]
 TABLE = ROOT / "benchmarks" / "numbers.toml"
 RESULTS = ROOT / "benchmarks" / "results"
 PRINTED = RESULTS / "printed.jsonl"
-MOST_ONCE = 44
-WRITTEN = {
-    "accuracy", "amplified", "cifar10", "compared", "joint", "mnist", "references", "regret", "streams", "support",
-    "wide", "word2vec", "words",
-}  # fmt: skip
+MOST_ONCE = 42
+WRITTEN = {"accuracy", "amplified", "compared", "experiments", "joint", "references", "regret", "support"}
 """Pages of docs that commands write from results files, and reports of one experiment each: no guides."""
 KINDS = ("command", "results", "written", "given", "once")
 _NUMBER = re.compile(r"(?<![\w.-])(\d+\.\d+(?!\.?\d)|\d+(?= (?:times|%|ms|ns|seconds?|minutes?|hours?)\b| ?%))")
@@ -78,18 +75,23 @@ def guides() -> list[str]:
     return ["README.md", *(path.relative_to(ROOT).as_posix() for path in pages)]
 
 
-def _split(page: str, text: str) -> tuple[list[list[str]], str]:
-    """Paragraphs and tables of what is not run, and all that is run, of a page."""
+def _split(text: str) -> tuple[list[list[str]], str]:
+    """Paragraphs and tables of what is not run, and all that is run, of a page: what a block prints counts as run."""
     parts: list[list[str]] = [[]]
     run: list[str] = []
     language: str | None = None
+    runs = False
     for line in text.splitlines():
         if line.lstrip().startswith("```"):
-            language = line.strip("` ") or "text" if language is None else None
-        elif language and (language.startswith("python") or page.startswith("docs/tutorials/")):
+            language = line.strip("` ") or "block" if language is None else None
+            runs = runs if language in (None, "text") else language.startswith(("python", "console"))
+        elif line.startswith(("<!-- invisible-code-block: python", "-->")):
+            language, runs = (None, False) if line == "-->" else ("python", True)
+        elif language and runs:
             run.append(line)
         elif line.strip():
             parts[-1].append(line)
+            runs = runs and line.startswith("<!--")
         else:
             parts.append([])
     return parts, "\n".join(run)
@@ -97,7 +99,7 @@ def _split(page: str, text: str) -> tuple[list[list[str]], str]:
 
 def found(page: str, text: str) -> Iterator[Found]:
     """The measured numbers of a page that no block of it prints."""
-    parts, run = _split(page, text)
+    parts, run = _split(text)
     printed = _values(run)
     for lines in parts:
         words = _NO_TEXT.sub(" ", "\n".join(lines))

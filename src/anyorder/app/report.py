@@ -9,8 +9,9 @@ from math import ceil
 from pathlib import Path
 from typing import Any, assert_never
 
+from anyorder.accounting.risk import RATES, Reach, point_reach
 from anyorder.app import folder
-from anyorder.app.cards import MEANS, assumptions, best_guess, limits, search_verdict, verdict, whom
+from anyorder.app.cards import MEANS, assumptions, limits, search_verdict, verdict, whom
 from anyorder.app.charts import (
     Html,
     accuracy_figure,
@@ -149,6 +150,7 @@ def _run_page(claim: Plan | Certificate, shown: Shown) -> str:
         f"Privacy report: {title}",
         tag("h1", "Privacy report"), tag("p", title, class_="soft"), _passed(certificate),
         _searched(plan), _nobody(certificate), _headline(plan, certificate), _notes(shown),
+        _attacks(claim.reach, claim, plan.unit),
         tag("h2", "Who is protected, and from whom"), _list(whom(plan)),
         tag("h2", "Pictures"), figures(*drawn),
         tag("h2", "The privacy card"), _card(claim.facts() if certificate is not None else plan.facts()),
@@ -192,16 +194,12 @@ def _nobody(certificate: Certificate | None) -> Html:
 
 
 def _headline(plan: Plan, certificate: Certificate | None) -> Html:
-    if certificate is not None and certificate.earlier:  # of all starts together
-        guess = best_guess(certificate.epsilon, plan.delta, certificate.curve.mu)
-        number = _promise(certificate.epsilon, plan.delta)
-    else:
-        guess = best_guess(plan.epsilon, plan.delta, plan.mu, plan.known_mu)
-        number = _promise(plan.epsilon, plan.delta)
+    claim = plan if certificate is None else certificate  # of all starts together
+    number = _promise(claim.epsilon, plan.delta)
     cells = [
-        _cell(f"{_percent(guess.right)} %", _right_text(plan.unit, plan.neighbours)),
-        _cell(f"{_percent(guess.found)} of 100", f"{plan.unit}s that are found out at most, by somebody who accuses "
-              "one of 100 others wrongly"),
+        _cell(f"{_percent(_right(claim.reach))} %", _right_text(plan.unit, plan.neighbours)),
+        _cell(f"{_percent(claim.reach.found)} of 100", f"{plan.unit}s that are found out at most, by somebody who "
+              "accuses one of 100 others wrongly"),
     ]  # fmt: skip
     if plan.known_epsilon is not None and plan.known_epsilon > plan.epsilon:
         cells.append(
@@ -291,9 +289,9 @@ def _digests(plan: Plan, certificate: Certificate | None) -> Html:
 def _search_page(found: SearchCertificate, shown: Shown) -> str:
     checked, unseen = search_verdict(found)
     unit, delta = found.claim.unit, found.claim.delta
-    guess = best_guess(found.epsilon, delta, None)
+    reached = point_reach(found.epsilon, delta)  # of a search its epsilon at delta is known, and no curve
     best = found.best
-    cells = [_cell(f"{_percent(guess.right)} %", _right_text(unit, found.claim.neighbours))]
+    cells = [_cell(f"{_percent(_right(reached))} %", _right_text(unit, found.claim.neighbours))]
     if best is not None:
         cells.append(_cell(f"epsilon {rounded_up(best.plan.epsilon)}", "the chosen run by itself: it was chosen by "
                            "what came out, so this is no promise"))  # fmt: skip
@@ -374,6 +372,33 @@ def _promise(epsilon: float, delta: float) -> Html:
 
 def _cell(number: str, told: str) -> Html:
     return tag("div", tag("b", number), tag("span", told, class_="small"), class_="cell")
+
+
+def _right(found: Reach) -> float:
+    """How often the best guesser is right, where a fair draw decided."""
+    return (1 + found.advantage) / 2
+
+
+def _attacks(found: Reach, claim: Plan | Certificate, unit: str) -> Html:
+    """What the promise means, in a table of three rows."""
+    head = tag("tr", tag("th", "of those who took no part, an attacker accuses"),
+               tag("th", f"of the {unit}s that took part, it finds at most"))  # fmt: skip
+    rows = [
+        tag("tr", tag("td", f"{100 * fpr:g} %"), tag("td", f"{_percent(tpr)} %"))
+        for fpr, tpr in zip(RATES, found.tprs, strict=True)
+    ]
+    mu = claim.curve.mu if isinstance(claim, Certificate) else claim.mu
+    whole = "" if mu is None else f"The guarantee is exactly Gaussian DP with mu = {rounded_up(mu)}: {_SAYS_ALL}. "
+    return join(
+        tag("h2", "What it means for an attacker"),
+        tag("p", f"The strongest attacker knows the data of everybody else and every model on the way. {whole}"
+            "Its advantage, the second share less the first, where that is most, is at most "
+            f"{rounded_up(found.advantage, 3)}. These limits are computed from the promise, and are in no file."),
+        tag("table", head, *rows),
+    )  # fmt: skip
+
+
+_SAYS_ALL = "this one number says the whole of it, whatever delta is"
 
 
 def _right_text(unit: str, neighbours: str) -> str:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from anyorder.accounting.risk import RATES
 from anyorder.accounting.selection import read_words
 from anyorder.app import planning
 from anyorder.app.cards import card, comparison_table
@@ -144,6 +145,9 @@ def epsilon(
     .. --epochs 3 for three passes, --order poisson for secret sampling,
     --mechanism tree for DP-FTRL.
 
+    It also says what that epsilon means: how many of those who took part the
+    strongest attacker finds, by how many others it accuses wrongly.
+
     For an ordinary DataLoader it also says what an accountant for Poisson
     sampling would print for the same run, which is not true of it.
     """
@@ -160,9 +164,16 @@ def epsilon(
             claim = planning.poisson_claim(noise_multiplier, batch_size, dataset_size, truth.n, delta)
     if as_json:
         sampled = {"poisson_epsilon": claim, "poisson_epsilon_holds": truth.participation.secret}
-        print_json({"epsilon": truth.epsilon, "delta": delta, "mu": truth.mu, "steps": truth.n, **sampled})
+        told = {"epsilon": truth.epsilon, "delta": delta, "mu": truth.mu, "steps": truth.n}
+        print_json({**told, "attacks": truth.reach.to_dict(), **sampled})
         return
-    print(f"epsilon = {rounded_up(truth.epsilon)} at delta = {delta:g} ({truth.participation.describe()})")
+    mu = "" if truth.mu is None else f"mu = {rounded_up(truth.mu)} (Gaussian DP), which is "
+    print(f"{mu}epsilon = {rounded_up(truth.epsilon)} at delta = {delta:g} ({truth.participation.describe()})")
+    print("What it means: the strongest attacker who wrongly accuses")
+    for fpr, tpr in zip(RATES, truth.reach.tprs, strict=True):
+        print(
+            f"{100 * fpr:>7g} % of those who took no part finds at most {rounded_up(100 * tpr, 3)} % of those who did"
+        )
     if claim is not None:
         q = batch_size / dataset_size
         print(
