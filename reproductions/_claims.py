@@ -14,6 +14,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from benchmarks._report import processor
+
 from reproductions import _powers, _runs
 
 RESULTS = Path(__file__).parent / "results"
@@ -119,7 +121,9 @@ def found(paper: str, figure: Figure, run: Run) -> Iterator[Kept]:
     """Run the figure; each claim gets its command, and the seconds since the one before."""
     import torch
 
-    versions = {name: version(name) for name in ("torch", "numpy", "scipy")} | {"python": platform.python_version()}
+    versions = {name: version(name) for name in ("torch", "numpy", "scipy")} | {
+        "python": platform.python_version(), "processor": processor()
+    }  # fmt: skip
     before = time.perf_counter()
     _runs.READ.clear()
     _runs.POWERS.clear()
