@@ -9,6 +9,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any, assert_never
 
+from anyorder.accounting.curves import Curve
 from anyorder.accounting.risk import RATES, Reach, point_reach
 from anyorder.app import folder
 from anyorder.app.cards import MEANS, assumptions, limits, search_verdict, verdict, whom
@@ -49,6 +50,7 @@ class Attacked:
         at_least: the largest lower bound on epsilon, at the audit's own delta; None where it gave none.
         claimed: the plan's epsilon at that delta; None where that is the plan's own.
         confidence: of the bound.
+        attack: (FPR, TPR) of an attack on its canaries; None where it has none.
     """
 
     canaries: int
@@ -56,6 +58,7 @@ class Attacked:
     at_least: float | None = None
     claimed: float | None = None
     confidence: float = 0.95
+    attack: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +160,7 @@ def _run_page(claim: Plan | Certificate, shown: Shown) -> str:
         _training(shown),
         tag("h2", "What the promise rests on"), tag("ul", *map(_item, assumptions(plan, certificate))),
         tag("h2", "What it does not say"), tag("ul", *map(_item, limits(plan))),
-        tag("h2", "Audit"), _audit(shown.audit, plan.epsilon),
+        tag("h2", "Audit"), _audit(shown.audit, plan.epsilon, plan.curve),
         tag("h2", "Budget and search"), _budget(shown),
         *_verifying(checked, unseen, large=is_large(plan.to_dict())), _digests(plan, certificate),
     )  # fmt: skip
@@ -233,7 +236,7 @@ def _training(shown: Shown) -> Html:
     return join(tag("h2", "The training"), note, _list([(name, [text]) for name, text in rows]))
 
 
-def _audit(found: Attacked | None, claimed: float) -> Html:
+def _audit(found: Attacked | None, claimed: float, curve: Curve) -> Html:
     if found is None:
         return tag(
             "p", "No audit is kept here. An audit attacks a run of the same plan with planted gradients, and sees "
@@ -254,6 +257,11 @@ def _audit(found: Attacked | None, claimed: float) -> Html:
     ]
     if found.at_least is not None:
         rows.append(("Seen", [f"epsilon of at least {rounded_down(found.at_least, 3)}, at the audit's own delta"]))
+    if found.attack is not None:
+        fpr, tpr = found.attack
+        told = f"it wrongly accused {100 * fpr:.3g} % of those that were out, and found {100 * tpr:.3g} % of those in"
+        most = f"the promise allows {_percent(curve.tpr(fpr))} %, give or take the chance of so few"
+        rows.append(("Compared with the limit", [f"{told}; {most}"]))
     note = "By the audit's own file, which nobody signed; it may be of another run of the same plan."
     return join(_list(rows), tag("p", note, class_="small soft"))
 
@@ -477,17 +485,22 @@ def found(path: str | Path, plan: Plan) -> tuple[Attacked, str | None]:
         at_least = None if bound is None else float(bound)
         delta = float(seen.get("claimed", {}).get("delta", plan.delta))
         confidence = float(seen.get("confidence", 0.95))
+        rates = seen.get("attack")
+        attack = None if rates is None else (float(rates["fpr"]), float(rates["tpr"]))
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as problem:
         raise CertificateError(f"the audit has no verdict: {brief(problem)}") from problem
     agrees = refuted is not False or REFUTED <= p_value <= 1
     possible = min(counts) >= 0 and 0 < delta < 1 and 0 < confidence < 1 and not math.isnan(at_least or 0.0)
+    possible = possible and (attack is None or (0 < attack[0] < 1 and 0 <= attack[1] <= 1))
     if not (agrees and possible):
         raise CertificateError(
             "the audit does not agree with itself: its verdict is not that of its p-value and counts"
         )
     count = sum(counts)
     claimed = None if delta == plan.delta else plan.curve.epsilon(delta)  # a bound says nothing at another delta
-    attacked = Attacked(canaries=count, p_value=p_value, at_least=at_least, claimed=claimed, confidence=confidence)
+    attacked = Attacked(
+        canaries=count, p_value=p_value, at_least=at_least, claimed=claimed, confidence=confidence, attack=attack,
+    )  # fmt: skip
     if refuted is not False:
         canaries = counted(count, "canary")
         return attacked, f"an audit of this plan, with {canaries}, refuted its claim (p = {p_value:.2g})"

@@ -49,6 +49,13 @@ def plan(
     epsilon: Epsilon = None,
     delta: Delta = 1e-5,
     noise_multiplier: Noise = None,
+    risk: Annotated[
+        str | None,
+        typer.Option(
+            help="In place of epsilon, what an attacker may reach: advantage:0.1, or tpr:0.01:0.05 (one who wrongly "
+            "accuses 0.01 of the others finds at most 0.05)."
+        ),
+    ] = None,
     order: Order = None,
     mechanism: MechanismName = "auto",
     estimator: Estimator = "full",
@@ -86,11 +93,11 @@ def plan(
     }  # fmt: skip
     orders = None
     if several is None:
-        chosen = planning.make_plan(noise_multiplier=noise_multiplier, order=order, **asked)
+        chosen = planning.make_plan(noise_multiplier=noise_multiplier, risk=_risk(risk), order=order, **asked)
     else:
         with Console(stderr=True).status("planning ..") as status:
-            if noise_multiplier is not None:
-                asked["noise_multiplier"] = noise_multiplier  # which is refused
+            refused = {"noise_multiplier": noise_multiplier, "risk": risk}
+            asked |= {name: value for name, value in refused.items() if value is not None}
             orders = compare(
                 several, progress=lambda word: status.update(f"planning order {word} .."), **from_flat(asked)
             )
@@ -120,6 +127,17 @@ def plan(
             console.print(f"{word} is not planned: {why}", markup=False)
     if compared:
         console.print(planning.comparison(rows))
+
+
+def _risk(words: str | None) -> tuple[Any, ...] | None:
+    """Of the words of an option. Raises: ArgumentError."""
+    if words is None:
+        return None
+    name, *shares = words.split(":")
+    try:
+        return name, *map(float, shares)
+    except ValueError:
+        raise ArgumentError(f"risk must be advantage:SHARE or tpr:SHARE:SHARE, got {words!r}") from None
 
 
 @one_line_errors
