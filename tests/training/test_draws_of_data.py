@@ -20,13 +20,17 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, IterDataPipe,
 
 import anyorder as ao
 from anyorder.sampling.draws import (
+    _PYTHON_WORDS,
     FetchPlace,
     ModelDraws,
     SeededCollation,
     Seeds,
+    _of_numpy,
+    _state,
     alone,
     held_generators,
     may_draw,
+    process_generators,
     reseed,
 )
 from loops import train_to
@@ -651,6 +655,27 @@ def test_the_users_generators_are_put_back_after_an_error():
     assert states() == before
     with alone(1):
         assert str(first) == str((torch.rand(3), np.random.randn(), random.gauss(0, 1)))  # noqa: NPY002
+
+
+def test_each_draw_of_the_process_is_seen_and_taken_back():
+    """By the memory of generators, of which a copy costs a hundredth of what their own methods take."""
+    draws = (
+        torch.rand, random.random, lambda _: random.gauss(0, 1), np.random.rand, np.random.randn, np.random.seed,
+    )  # fmt: skip
+    for pairs in range(3):
+        for draw in draws:
+            np.random.randn(pairs), random.gauss(0, 1) if pairs else None  # noqa: NPY002
+            users, generators = states(), process_generators()
+            with alone(pairs):
+                with alone(7):
+                    pass
+                before = list(map(_state, generators))
+                assert before == list(map(_state, generators))
+                draw() if draw is random.random else draw(1)
+                assert before != list(map(_state, generators))
+            assert states() == users
+    assert _of_numpy.words()  # they are read where they are known to be
+    assert _PYTHON_WORDS is not None or sys.implementation.name != "cpython"
 
 
 def test_a_backward_pass_that_fails_is_ended_by_the_next(monkeypatch):
