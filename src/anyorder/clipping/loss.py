@@ -1071,6 +1071,13 @@ class _Watched(Tensor):
     def __torch_function__(func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         with private.WithoutSubclasses():
+            if _is_ordinary(func) and not _given_alone:  # as most are: the ways below lead to the same
+                tape = _tape_of(args, kwargs)
+                return (
+                    _of_earlier(tape, func, args, kwargs)
+                    if tape is None or tape.closed
+                    else tape.call(func, args, kwargs)
+                )
             if func in _READS:
                 return func(*args, **kwargs)
             if func in _TAKES:
@@ -1115,6 +1122,13 @@ class _Watched(Tensor):
                     tape.exposed = tape.exposed or isinstance(result, torch.autograd.graph.Node)
                     return result
             return tape.call(func, args, kwargs)
+
+
+@functools.cache
+def _is_ordinary(func: Any) -> bool:
+    """Whether a function goes to `_Tape.call` in any case."""
+    others = _READS | _TAKES | _HOOKS | {Tensor.backward, torch.autograd.backward, Tensor.__iter__}
+    return func not in others and getattr(func, "__name__", "") not in ("__set__", "__get__")
 
 
 _HOOKS = {Tensor.register_hook}

@@ -389,7 +389,6 @@ class Tape:
         at_once = {place for place, _ in (kept if writes or not rows else _needed(recorder.nodes, first | rows))}
         forward = [node for place, node in kept if place < recorder.split and place in at_once]
         backward = [node for place, node in kept if place >= recorder.split and place in at_once]
-        backward = backward if writes else list(map(recorder.simpler, backward))
         rest = [node for place, node in kept if place not in at_once]
         read = [
             {n for node in part for n in _slots((*node.args, *node.kwargs.values()))}
@@ -473,7 +472,7 @@ _DIRECT: dict[Any, Callable[..., Any]] = {
     _aten.transpose.int: torch.transpose, _aten.addmm.default: torch.addmm, _aten.mm.default: torch.mm,
     _aten.bmm.default: torch.bmm, _aten.relu.default: torch.relu, _aten.tanh.default: torch.tanh,
     _aten.mul.Tensor: torch.mul, _aten.add.Tensor: torch.add, _aten.sum.dim_IntList: torch.sum,
-    _aten.convolution.default: torch.convolution, _aten.select.int: torch.select,
+    _aten.convolution.default: torch.convolution,
 }  # fmt: skip
 """The functions of torch that are these operations, given the same arguments, and are called faster."""
 
@@ -533,17 +532,6 @@ class TapeRecorder(private.DispatchMode):  # type: ignore[misc]
     def count(self) -> int:
         """How many tensors there are."""
         return len(self._held)
-
-    def simpler(self, node: _Operation) -> _Operation:
-        """A sum over one place, of an example alone, is a view of it."""
-        if node.function is not _aten.sum.dim_IntList or len(node.args) != 2 or node.kwargs.keys() - {"dtype"}:
-            return node
-        (summed, (dim, *others)), dtype = node.args, node.kwargs.get("dtype")
-        of = self._held[summed.number]
-        as_it_is = dtype in (None, of.dtype) and of.dtype.is_floating_point and of.is_contiguous()
-        if others or of.shape[dim] != 1 or not as_it_is:
-            return node
-        return replace(node, function=_aten.select.int, args=(summed, dim, 0), kwargs={})
 
     def _add(self, tensor: Tensor) -> int:
         number = self._numbers[id(tensor)] = self._places[_shown(tensor)] = len(self._held)

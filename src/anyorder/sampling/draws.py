@@ -10,7 +10,8 @@ later ones, and where its seed is public, everybody can tell. Here every draw ha
     a forward pass   (run key, step, micro-batch)     with what backward draws
 
 and generators are set to `Seeds.at(address)` there, whatever was drawn before: torch's, NumPy's and Python's own, and
-those that data set and collation keep (`held_generators`).
+those that data set and collation keep (`held_generators`); but where the code of a data set is known to draw nothing
+(`may_draw`, `reads_only`), so that no generator's state can matter.
 
 Proof. An example's draws are a function of its address and of its own data, so R_u is the same for D and for D' where
 they differ in another unit, in this step and in every other: replacing one unit moves v_u alone. So it is with the
@@ -37,6 +38,7 @@ the training loop draws between batch and step.
 """
 
 import ctypes
+import dis
 import logging
 import random
 import sys
@@ -45,7 +47,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import lru_cache, partial
 from hashlib import blake2b, shake_128
-from itertools import islice
+from itertools import islice, repeat
 from types import BuiltinMethodType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, cast
 
@@ -490,6 +492,76 @@ def may_draw(dataset: Any) -> bool:
     return kind not in (TensorDataset, list, tuple, range, np.ndarray, torch.Tensor)
 
 
+# Reading a data set of one's own draws nothing where its code is of indices, arithmetic and a few methods, and all that
+# it reads are tensors, arrays and numbers, whose own code is torch's and NumPy's. Asked at each batch: attributes and
+# methods may be others by then.
+
+_OPERATIONS = frozenset({
+    "RESUME", "NOP", "POP_TOP", "COPY", "SWAP", "CACHE", "PUSH_NULL", "PRECALL", "CALL", "LOAD_FAST", "STORE_FAST",
+    "LOAD_CONST", "LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "BINARY_OP", "BINARY_SUBSCR", "BINARY_SLICE",
+    "BUILD_SLICE", "BUILD_TUPLE", "BUILD_LIST", "BUILD_MAP", "BUILD_CONST_KEY_MAP", "RETURN_VALUE", "RETURN_CONST",
+})  # fmt: skip
+_METHODS = frozenset({
+    "astype", "bool", "clone", "contiguous", "copy", "double", "flatten", "float", "half", "int", "item", "long", "mT",
+    "numpy", "permute", "reshape", "shape", "squeeze", "T", "tolist", "transpose", "unsqueeze", "view",
+})  # fmt: skip
+_NUMBERS = (int, float, bool, str, bytes, type(None), torch.Tensor, np.ndarray)
+_NOTHING: dict[str, Any] = {}
+
+
+def reads_only(dataset: Any) -> bool:
+    """Whether the code by which a data set of one's own gives examples is known to draw nothing."""
+    kind: Any = type(dataset)
+    if kind is Subset and type(dataset.indices) in (list, tuple, range):
+        return reads_only(dataset.dataset)
+    own = getattr(dataset, "__dict__", _NOTHING)
+    if kind.__getattribute__ is not object.__getattribute__:
+        return False
+    for name in ("__getitem__", "__getitems__"):
+        function: Any = getattr(kind, name, None)
+        if function is None and name == "__getitems__":
+            return name not in own
+        if name in own or type(function) is not FunctionType or "len" in function.__globals__:
+            return False
+        names = _attributes(function.__code__)
+        if names is None or any(n in vars(k) for k in kind.__mro__ for n in names):
+            return False
+        for value in map(own.get, names, repeat(_NOTHING)):
+            if type(value) not in _NUMBERS or (type(value) is np.ndarray and value.dtype.hasobject):
+                return False
+    return True
+
+
+@lru_cache(maxsize=1024)
+def _attributes(code: CodeType) -> tuple[str, ...] | None:
+    """The attributes of its object that a method (self, index) reads; None where it may do more than that."""
+    found, own, before = [], (*code.co_varnames, "")[0], ""
+    for step in dis.get_instructions(code):
+        name, value = step.opname, step.argval
+        if before == "self":
+            if name != "LOAD_ATTR":
+                return None
+            found.append(value)
+        elif name in ("LOAD_ATTR", "LOAD_METHOD") and value not in _METHODS:
+            return None
+        if name not in _OPERATIONS or (name, value) == ("STORE_FAST", own):
+            return None
+        if name == "LOAD_GLOBAL" and value != "len":
+            return None
+        before = "self" if name == "LOAD_FAST" and value == own else name
+    return tuple(found) if code.co_argcount == 2 and not code.co_kwonlyargcount else None
+
+
+def hands_on(collate: Any) -> bool:
+    """Whether a collation is a function that returns what it is given."""
+    return type(collate) is FunctionType and _returns_argument(collate.__code__)
+
+
+@lru_cache(maxsize=1024)
+def _returns_argument(code: CodeType) -> bool:
+    return [step.opname for step in dis.get_instructions(code)] == ["RESUME", "LOAD_FAST", "RETURN_VALUE"]
+
+
 def fetches_many(dataset: Any) -> bool:
     """Whether code of the user's gives the examples of a batch at once: perhaps not as a list, of which each is one."""
     if type(dataset) is Subset:
@@ -539,7 +611,7 @@ class SeededDataset(Dataset[Any]):
     def _at_once(self, indices: BatchIndices, fetch: Callable[[list[int]], Any]) -> Any:
         """All examples of a batch; None where what fetches them draws."""
         self._place.batch = (indices.position,)
-        if not self._draws:
+        if not self._draws or reads_only(self.dataset):
             return fetch(list(indices))
         if self._one_by_one:
             return None
@@ -552,9 +624,10 @@ class SeededDataset(Dataset[Any]):
     def _each(self, indices: BatchIndices, fetch: Callable[[Any], Any]) -> Iterator[Any]:
         """Each example alone."""
         self._place.batch = (indices.position,)
-        generators = self._generators() if self._draws else []
+        draws = self._draws and not reads_only(self.dataset)
+        generators = self._generators() if draws else []
         for index in indices:
-            if self._draws:
+            if draws:
                 reseed(generators, self._seeds.at("example", indices.position, index))
             yield fetch(index)
 
@@ -675,6 +748,8 @@ class SeededCollation:
         self._generators: list[Generator] = []
 
     def __call__(self, examples: Any) -> Any:
+        if hands_on(self._collate):
+            return self._collate(examples)
         batch = self._place.batch
         if self._batch is not batch:
             self._batch, self._calls = batch, 0
