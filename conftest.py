@@ -18,7 +18,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 import pytest
 from sybil import Sybil
-from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
+from sybil.parsers.markdown import SkipParser
 
 from tutorial_blocks import finish, parse
 
@@ -46,13 +46,12 @@ def _teardown(namespace: dict[str, Any]) -> None:
 
 
 _pages = Sybil(
-    parsers=[PythonCodeBlockParser(), SkipParser()],
-    patterns=["README.md", "docs/*.md", "docs/extend/*.md"],
+    parsers=[parse, SkipParser()],
+    patterns=["README.md", "docs/*.md", "docs/extend/*.md", "docs/tutorials/*.md"],
     setup=_setup,
     teardown=_teardown,
 )
-_tutorials = Sybil(parsers=[parse], patterns=["docs/tutorials/*.md"], setup=_setup, teardown=_teardown)
-pytest_collect_file = (_pages + _tutorials).pytest()
+pytest_collect_file = _pages.pytest()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -1,4 +1,4 @@
-"""Fits to an amplified claim beside fits to the order whose bins are known: the table of docs/choosing.md.
+"""Fits to an amplified claim beside fits to the order whose bins are known: the table of docs/compared.md.
 
 python -m benchmarks.factorize --only fits              a minute; losses are estimates, the same for all rows
 python -m benchmarks.factorize --only fits --write      the same, put into the page
@@ -17,7 +17,7 @@ from anyorder.participation import BallsInBins, FixedOrder
 from anyorder.strategy import Independent, Strategy
 from benchmarks._report import Row
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "choosing.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "compared.md"
 DELTA = 1e-5
 EPSILONS = (1.0, 8.0)
 SHAPE = (10, 100)

@@ -19,6 +19,7 @@ from anyorder.app import Settings, train
 from anyorder.app import data as datasets
 from anyorder.app.data import Data
 from benchmarks._report import Row
+from benchmarks.wides.page import put
 
 ROOT = Path(__file__).resolve().parents[1]
 RATES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
@@ -45,12 +46,11 @@ Table = dict[tuple[str, float], tuple[float, list[float]]]
 
 @dataclass(frozen=True)
 class Grid:
-    """A data set's runs: each a line of benchmarks/results/<dataset>.jsonl, all together docs/<dataset>.md.
+    """A data set's runs: each a line of benchmarks/results/<dataset>.jsonl, all together a table of docs/accuracy.md.
 
     Attributes:
         settings: of a run, see `Settings`.
         epsilons, mechanisms, seeds: run where nothing else is asked for.
-        page: the page's text above its table.
     """
 
     dataset: str
@@ -59,7 +59,6 @@ class Grid:
     epsilons: tuple[float, ...]
     mechanisms: tuple[str, ...]
     seeds: int
-    page: str
 
     @property
     def results(self) -> Path:
@@ -156,8 +155,7 @@ def write(grid: Grid, lines: list[dict[str, Any]]) -> None:
         for name in mechanisms
     ]
     image = f"![accuracy against epsilon]({grid.dataset}.png)"
-    text = "\n".join([grid.page, head, rule, *rows, "", *_verdict(table, epsilons), image, ""])
-    (ROOT / "docs" / f"{grid.dataset}.md").write_text(text, encoding="utf-8")
+    put(grid.dataset, [head, rule, *rows, "", *_verdict(table, epsilons), image], ROOT / "docs" / "accuracy.md")
 
 
 def _verdict(table: Table, epsilons: list[float]) -> list[str]:
@@ -224,28 +222,10 @@ MNIST = Grid(
     "mnist", "MNIST, 5 epochs of batch 250",
     {"model": "cnn", "batch_size": 250, "epochs": 5, "momentum": 0.9, "clip_norm": 1.0, "delta": 1e-5},
     (2.0, 4.0, 8.0, 14.0, 20.0), ("tree-restart", "poisson", "independent"), 3,
-    """# MNIST: accuracy against epsilon
-
-Written by `python -m benchmarks.train --only mnist`. The setting of Figure 1(a) of Kairouz et al. 2021:
-their network (26 010 parameters), 5 epochs of batch 250, momentum 0.9, clip norm 1, delta 1e-5, one example protected
-(amplified DP-SGD: with or without it; the others: its gradients replaced by zero). Learning rates are tuned in each
-cell on seed 0 by test accuracy, as in the paper; epsilon does not count the tuning. Entries: mean test accuracy in
-percent over three seeds and its standard deviation, or of one seed where none is given, and the learning rate.
-
-Amplification needs secret coins: for each example and batch (Poisson), or one for each example, whose batch it is in
-every epoch (balls in bins). The others hold for a loader that shuffles in each epoch (the tree is restarted and
-completed there), or for one that shuffles once and keeps the order.
-""",
 )  # fmt: skip
 
 CIFAR10 = Grid(
     "cifar10", "CIFAR-10, 10 epochs of batch 500",
     {"model": "cnn", "batch_size": 500, "epochs": 10, "momentum": 0.9, "clip_norm": 1.0, "delta": 1e-5},
     (1.0, 2.0, 4.0, 8.0), ("poisson", "auto@balls-in-bins", "auto@fixed"), 1,
-    """# CIFAR-10: accuracy against epsilon
-
-Written by `python -m benchmarks.train --only cifar10`: the small network of `anyorder train`, 10 epochs of batch 500,
-momentum 0.9, clip norm 1, delta 1e-5. Learning rates are tuned in each cell on seed 0 by test accuracy; epsilon does
-not count the tuning. Entries: test accuracy in percent (one seed where no spread is given), and the learning rate.
-""",
 )  # fmt: skip

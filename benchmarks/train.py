@@ -5,8 +5,8 @@
     python -m benchmarks.train --only digits      test accuracy at epsilon 8, five seeds
     python -m benchmarks.train --only calls       Python calls, files and rooms that one step goes through
     python -m benchmarks.train --only accuracy    MNIST, Fashion-MNIST, CIFAR-10; --write: docs/accuracy.md
-    python -m benchmarks.train --only mnist       Figure 1(a) of Kairouz et al. 2021: hours; writes docs/mnist.md
-    python -m benchmarks.train --only cifar10     the same of CIFAR-10, one seed; writes docs/cifar10.md
+    python -m benchmarks.train --only mnist       Figure 1(a) of Kairouz et al. 2021: hours; writes docs/accuracy.md
+    python -m benchmarks.train --only cifar10     the same of CIFAR-10, one seed; writes docs/accuracy.md
 
 A grid goes on where it was stopped: every run is a line of benchmarks/results/<data set>.jsonl.
 """

@@ -1,4 +1,4 @@
-"""How docstrings become pages: a section of one line (`Raises: ..`, `Cost: ..`) is a paragraph of its own."""
+"""How docstrings become pages: a section of one line (`Raises: ..`, `Cost: ..`) is a paragraph, a doctest is code."""
 
 import re
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import griffe
 
 SECTION = re.compile(r"^(Cost|Guarantee|Memory|Neighbours|Privacy|Raises|Returns|Yields): (?=\S)", re.MULTILINE)
+EXAMPLE = re.compile(r"^Example:\s*\n", re.MULTILINE)
 
 
 class OneLineSections(griffe.Extension):
@@ -14,4 +15,4 @@ class OneLineSections(griffe.Extension):
     def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
         """Set each such section apart."""
         if obj.docstring is not None:
-            obj.docstring.value = SECTION.sub(r"\n**\1:** ", obj.docstring.value)
+            obj.docstring.value = SECTION.sub(r"\n**\1:** ", EXAMPLE.sub("Examples:\n", obj.docstring.value))

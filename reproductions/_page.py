@@ -1,11 +1,9 @@
-"""docs/papers: the table of all claims, and a page a paper, from what is kept in reproductions/results alone."""
+"""docs/papers: how many claims hold, and a page a paper, from what is kept in reproductions/results alone."""
 
 import hashlib
 import json
-import re
 from collections import Counter
 from dataclasses import asdict
-from itertools import groupby
 from pathlib import Path
 from typing import get_args
 
@@ -13,21 +11,29 @@ from reproductions._claims import Claim, Curves, Kept, Verdict, results
 
 DOCS = Path(__file__).parents[1] / "docs" / "papers"
 
-INDEX = """# Papers run again
+HIDDEN = "---\nsearch:\n  exclude: true\n---\n\n"
 
-Written by `python -m reproductions --page` from the results kept in `reproductions/results`, one line a claim, with its
-seeds, machine, time and versions. A verdict is one of:
+INDEX = f"""{HIDDEN}# Papers run again
 
-- *holds*; *fails*, and the page says where;
-- *holds, scaled down* and *fails, scaled down*: on a smaller task than the paper's, and the page says how much
-  smaller;
-- *undecided*: seeds, spread and task could not tell. The rule is the same for successes and misses, and the page says
-  the power: seeds, the half width of a 95 % interval, and the least difference that matters;
-- *not tried*, and the page says why.
+*For readers of the papers that this package builds on.* We ran their claims again, theorems and experiments.
+`python -m reproductions --page` writes these pages from `reproductions/results`, where each claim has its seeds,
+machine, time and versions. A verdict is one of:
 
-What fails has beside it what came out here, and the reason. Each claim has its command, which runs it again and tells
-where a verdict turned. A claim that rests on stored runs names them, and `--fresh` runs them anew.
+- *holds*, or *fails*;
+- *holds, scaled down*, or *fails, scaled down*: on a smaller task than the paper's;
+- *undecided*: seeds, spread and task could not tell. The page of the paper states the number of seeds, the half width
+  of a 95 % interval, and the least difference that matters;
+- *not tried*, with the reason.
+
+The page of a paper has every claim with its command, which runs it again.
 """
+
+SECTIONS: dict[str, tuple[Verdict, ...]] = {
+    "What fails": ("fails", "fails, scaled down"),
+    "What is undecided": ("undecided",),
+    "What holds": ("holds", "holds, scaled down"),
+    "What was not tried": ("not tried",),
+}
 
 
 def write(titles: dict[str, str]) -> list[Path]:
@@ -64,65 +70,50 @@ def plot_name(row: Kept) -> str:
 
 
 def index(titles: dict[str, str], kept: dict[str, list[Kept]]) -> str:
-    """The table of all claims."""
-    text = [INDEX]
+    """How many claims of each paper have which verdict."""
+    verdicts = get_args(Verdict)
+    lines = [f"| paper | {' | '.join(verdicts)} |", "|---" * (len(verdicts) + 1) + "|"]
     for paper, rows in kept.items():
         counts = Counter(row.claim.verdict for row in rows)
-        told = "; ".join(f"{verdict}: {counts[verdict]}" for verdict in get_args(Verdict) if counts[verdict])
-        text.append(f"## [{titles[paper]}]({paper}.md)\n\nVerdicts: {told}.\n")
-        text.append("| where | claim | verdict | what fails, and why | command |\n|---|---|---|---|---|")
-        for row in rows:
-            claim = row.claim
-            cells = (claim.place, claim.statement, f"**{claim.verdict}**", reason(claim), f"`{claim.command}`")
-            text.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-        text.append("")
-    return "\n".join(text)
-
-
-def reason(claim: Claim) -> str:
-    """Of what fails: what came out, and why; what of the reason is on how it was run stands on the paper's page."""
-    if not claim.verdict.startswith("fails"):
-        return ""
-    first = re.split(r"(?<=[a-z0-9)])\. (?=[A-Z])", claim.why)[0].rstrip(".")
-    return f"{claim.ours.rstrip('.')}. {first[0].upper()}{first[1:]}."
+        cells = " | ".join(str(counts[verdict] or "") for verdict in verdicts)
+        lines.append(f"| [{titles[paper]}]({paper}.md) | {cells} |")
+    return "\n".join([INDEX, *lines, ""])
 
 
 def page(title: str, paper: str, rows: list[Kept]) -> str:
-    """One paper: each claim with both numbers, verdict, reason, and how it was made."""
+    """One paper: what fails, what is undecided, what holds, and what was not tried; the plots."""
     text = [
-        f"# {title}\n",
+        f"{HIDDEN}# {title}\n",
         (
-            f"Written by `python -m reproductions --page` from `reproductions/results/{paper}.jsonl`; see "
-            "[all claims](index.md) for what a verdict means.\n"
+            f"Each claim is run again by `python -m reproductions {paper} COMMAND`, with the command of its row. "
+            f"`reproductions/results/{paper}.jsonl` has seeds, time, machine and versions. "
+            "[What a verdict means](index.md).\n"
         ),
     ]
-    for place, group in groupby(rows, lambda row: row.claim.place):
-        text.append(f"## {place}\n")
-        text.extend(entry(row) for row in group)
+    for heading, verdicts in SECTIONS.items():
+        claims = [row.claim for row in rows if row.claim.verdict in verdicts]
+        if claims:
+            told = heading != "What holds"
+            head = ["where", "claim", "they say", "we got", *(["why"] if told else []), "command"]
+            text += [f"## {heading}\n", f"| {' | '.join(head)} |\n{'|---' * len(head)}|"]
+            text += ["| " + " | ".join(cells(claim, reasons=told)) + " |" for claim in claims] + [""]
+    drawn = [row for row in rows if row.claim.curves is not None]
+    if drawn:
+        text.append("## Plots\n")
+    for row in drawn:
+        curves = row.claim.curves
+        assert curves is not None
+        text.append(
+            f"{row.claim.place}: {row.claim.statement}.\n\n![{curves.y} against {curves.x}]({plot_name(row)})\n"
+        )
     return "\n".join(text)
 
 
-def entry(row: Kept) -> str:
-    """A claim."""
-    claim = row.claim
-    lines = [f"**{claim.statement}**\n", f"- They say: {claim.theirs}"]
-    lines += [f"- We got: {claim.ours}"] if claim.ours else []
-    lines.append(f"- Verdict: **{claim.verdict}**{'. ' + claim.why if claim.why else ''}")
-    measured = f", which reads what `{claim.measured}` measured" if claim.measured else ""
-    stored = f"; stored runs, of {', '.join(claim.stored)}: `--fresh` runs them anew" if claim.stored else ""
-    lines.append(f"- Command: `{claim.command}`{measured}{stored}")
-    if claim.ours:
-        seeds = f"seeds {', '.join(map(str, claim.seeds))}; " if claim.seeds else ""
-        versions = ", ".join(f"{name} {number}" for name, number in row.versions.items())
-        lines.append(f"- Made: {row.date}, {seeds}{max(row.seconds, 0.01):.2g} s on {cores(row.cores)}; {versions}")
-    if claim.curves is not None:
-        lines.append(f"\n![{claim.curves.y} against {claim.curves.x}]({plot_name(row)})")
-    return "\n".join(lines) + "\n"
-
-
-def cores(number: int) -> str:
-    """In words."""
-    return f"{number} core{'s' if number > 1 else ''}"
+def cells(claim: Claim, *, reasons: bool) -> list[str]:
+    """The row of a claim."""
+    scaled = f" (**{claim.verdict}**)" if "scaled down" in claim.verdict else ""
+    found = [claim.place, claim.statement + scaled, claim.theirs, claim.ours, *([claim.why] if reasons else [])]
+    return [cell.replace("|", "\\|") for cell in found] + [f"`{claim.command.rpartition(' ')[2]}`"]
 
 
 def mark(curves: Curves) -> str:

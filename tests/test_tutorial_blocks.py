@@ -1,4 +1,4 @@
-"""The tests of tutorials see what they are to see: other words, other numbers, and the small sizes."""
+"""The tests of pages see what they are to see: other words, other numbers, and the small sizes."""
 
 import difflib
 import re
@@ -10,7 +10,12 @@ import tutorial_blocks
 from anyorder.app.charts import not_refuted
 from tutorial_blocks import CONSOLE, MODE, PYTHON, SMALL, compare
 
-PAGES = sorted((Path(__file__).parents[1] / "docs" / "tutorials").glob("*.md"))
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = sorted(
+    page
+    for page in DOCS.rglob("*.md")
+    if "```console" in page.read_text() or any(match["shown"] for match in PYTHON.finditer(page.read_text()))
+)
 
 
 def test_small_sizes_take_the_place_of_full_ones(monkeypatch):
@@ -66,7 +71,7 @@ def test_every_output_and_every_command_of_a_page_is_compared(page):
 
 
 def test_the_difference_of_the_two_scripts_is_the_one_that_is_shown():
-    text = (PAGES[0].parent / "from_opacus.md").read_text()
+    text = (DOCS / "opacus.md").read_text()
     before, after = (
         re.search(rf'^```python title="{name}.py"\n(.*?)^```$', text, re.MULTILINE | re.DOTALL)[1].splitlines()
         for name in ("before", "after")

@@ -1,6 +1,8 @@
-"""The tutorials as tests: their blocks run at small size, and what they print is what the page shows.
+"""The pages as tests: their blocks run at small size, and what they print is what the page shows.
 
     name = 4000  # small: 400            the tests take 400; a reader who copies the block has 4000
+
+    <!-- invisible-code-block: python    sets up what readers need not see, up to a line with -->
 
 A ```text fence behind a ```python fence is what that block prints; in a ```console fence, lines with "$ " are commands
 and the others what they print. At small size both are compared but for numbers and space.
@@ -34,12 +36,13 @@ CONSOLE = re.compile(
     r"(?:^<!-- (?P<note>[^>]+) -->\n\n)?^```console\n(?P<source>(?P<shown>\$ .*?))^```$", re.MULTILINE | re.DOTALL
 )
 HASH = re.compile(r"[0-9a-f]{24,}")
+HIDDEN = re.compile(r"^<!-- invisible-code-block: python\n(?P<source>.*?)^-->$", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]\d+)?")
 
 
 def parse(document):
     """The regions of a page, as Sybil's parsers yield them."""
-    for pattern, run in ((PYTHON, _python), (CONSOLE, _console)):
+    for pattern, run in ((HIDDEN, _hidden), (PYTHON, _python), (CONSOLE, _console)):
         for match in pattern.finditer(document.text):
             yield Region(match.start(), match.end(), match, run)
 
@@ -67,6 +70,11 @@ def _python(example):
     del example.namespace["__builtins__"]
     if match["shown"] is not None:
         _same(example, printed.getvalue())
+
+
+def _hidden(example):
+    exec(compile(example.parsed["source"], example.path, "exec"), example.namespace)
+    del example.namespace["__builtins__"]
 
 
 def _console(example):

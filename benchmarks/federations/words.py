@@ -3,8 +3,8 @@
 
 A row is a mechanism at an epsilon, after one pass or three: test accuracy in percent, mean over seeds where there are
 several. The server's learning rate of each is the best of a few, tried with seed 0; epsilon does not count the tuning.
-Runs are kept in benchmarks/results/words.jsonl, and only what is missing is run; docs/words.md and its pictures are
-written from it.
+Runs are kept in benchmarks/results/words.jsonl, and only what is missing is run; docs/experiments.md and its
+pictures are written from it.
 
     python -m benchmarks.federations.words --data-dir FOLDER          the same; FOLDER has Brown's Parquet file
     python -m benchmarks.federations.words --data-dir FOLDER --full   the paper's LSTM and vocabulary: 4 050 748 weights

@@ -1,4 +1,4 @@
-"""docs/words.md and its pictures, from the runs on file and from what follows by computation alone."""
+"""docs/experiments.md and its pictures, from the runs on file and from what follows by computation alone."""
 
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -34,7 +34,7 @@ def write() -> None:
     """The tables of the page, between their marks, and the pictures."""
     table = best(read_results())
     _plot(table)
-    page = DOCS / "words.md"
+    page = DOCS / "experiments.md"
     text = page.read_text(encoding="utf-8")
     tables = {"accuracies": accuracies, "verdicts": verdicts, "larger": larger, "goals": report_goals}
     for mark, lines in tables.items():

@@ -2,8 +2,8 @@
 
 A row is one data set at one epsilon (delta 1e-5, one image the unit): ours is the mean over seeds of the test accuracy
 of `ao.online.SoftmaxRegression`, by settings or by defaults, peer that of the best other package, ratio ours / peer.
-The tables on docs/streams.md have each package by itself. All get the same rows: pixels in [0, 1], cut to a public norm
-and scaled to 1, and a constant column.
+The tables on docs/compared.md have each package by itself. All get the same rows: pixels in [0, 1], clipped to a public
+norm and scaled to 1, and a constant column.
 
 ours        settings that depend on the number of images and on epsilon alone (`settings`)
 defaults    ours with no setting given
@@ -15,7 +15,7 @@ diffprivlib LogisticRegression, one class against the rest, pure epsilon; C as b
 
 The peers' learning rate, share and C are the best of a list **on the test images themselves**, with seed 0, at each
 epsilon and data set: no peer could do as well without spending epsilon on it. Ours were chosen on
-digits and MNIST, as docs/streams.md says; Fashion-MNIST had no part in it.
+digits and MNIST, as docs/compared.md says; Fashion-MNIST had no part in it.
 
 What was measured is kept in benchmarks/results/streams.jsonl, a line for each data set, epsilon and way, and is not
 made again: delete the file to measure anew.
@@ -182,7 +182,7 @@ def tables() -> Iterator[tuple[str, str, list[str]]]:
         for epsilon in EPSILONS:
             cells = (_cell(kept.get((name, epsilon, way), [])) for way in WAYS)
             lines.append(f"| {epsilon:g} | {' | '.join(cells)} |")
-        yield "streams.md", name, lines
+        yield "compared.md", name, lines
 
 
 def _cell(found: list[float]) -> str:

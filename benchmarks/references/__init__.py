@@ -1,6 +1,6 @@
 """Every value of the reference files beside ours, with the reason where they differ.
 
-    python -m benchmarks.factorize --only references          prints the counts, writes docs/references.md
+    python -m benchmarks.factorize --only references          prints the counts, writes page and CSV
     python -m benchmarks.factorize --only references --quick  leaves out what takes seconds, writes nothing
 
 The files lie in tests/refs, whose README.md says where their numbers come from.
@@ -80,7 +80,8 @@ def rows(quick: bool) -> Iterator[Row]:
             if value.verdict == "open" and value.difference is not None:
                 yield Row(f"{value.id}, {value.what}", _first(value.ours), _first(value.theirs), None, "open")
     if not quick:
-        (ROOT / "docs" / "references.md").write_text(_page.page(found, ABOUT))
+        (ROOT / "docs" / "references.md").write_text(_page.page(found))
+        (ROOT / "benchmarks" / "results" / "references.csv").write_text(_page.data(found))
 
 
 def _first(number: Any) -> float:

@@ -1,5 +1,7 @@
-"""docs/references.md: counts, what differs and why, then all values."""
+"""docs/references.md: counts, and what differs and why; benchmarks/results/references.csv: all values."""
 
+import csv
+import io
 from collections import Counter
 from typing import Any
 
@@ -15,34 +17,47 @@ search:
   exclude: true
 ---
 
-# Reference values, theirs and ours
+# Reference values
 
-Written by `python -m benchmarks.factorize --only references`. Every value that other projects, papers and independent
-computations give for what this package computes, and what it computes itself: nothing is copied from them but the
-setting (and, where the line says so, the parameters of their C). Differences are relative; of an array the largest one
-over its largest entry.
+*For readers who ask whether the numbers are right.* Other projects, papers and independent computations publish values
+of what this package computes. We computed each of them, and copied nothing from them but the setting (and, where a line
+says so, the parameters of their matrix C). `python -m benchmarks.factorize --only references` writes this page. All
+values are in `benchmarks/results/references.csv`. Differences are relative. For an array it is the largest difference
+over the largest entry.
 
-- *equal*: to 1e-6, or to the digits or the tolerance that theirs is given with.
-- *lower*: an error that both minimise, or an upper bound: ours is lower, from a C of our own or an exact formula.
-- *within*: theirs is a limit, and ours is below.
-- *explained*: they differ by convention; computed in their convention, ours is theirs. The number follows.
-- *side*: not compared: it depends on where in a flat valley an optimiser stops, or on its inner matters.
-- *not computed*: the package has no such thing.
+- *equal*: to 1e-6, or to the digits or the tolerance of the published value.
+- *lower*: an error that both minimise, or an upper bound. Ours is lower, from a matrix of our own or an exact formula.
+- *within*: theirs is a limit, and ours is below it.
+- *explained*: they differ by convention. Computed in their convention, ours equals theirs.
+- *side*: not compared. The value depends on where in a flat valley an optimiser stops, or on its inner workings.
+- *not computed*: the package does not compute it.
 - *open*: ours is higher, or no reason is known.
 
-The numbers in brackets refer to the reasons. Left out: run times, and parameters of theirs that are input to ours.
+The CSV names the reasons by their numbers. It leaves out run times, and parameters of theirs that are our input.
 """
 
 
-def page(found: dict[str, list[Value]], about: dict[str, str]) -> str:
+def page(found: dict[str, list[Value]]) -> str:
     """The page, from the values of every source."""
-    every = [value for values in found.values() for value in values]
-    reasons = list(dict.fromkeys(v.reason for v in every if _has_reason(v)))
-    numbers = {reason: i for i, reason in enumerate(reasons, start=1)}
-    parts = [HEAD, _summary(found), _open(every), "## Reasons\n", _reasons(every, numbers)]
+    every, numbers = _numbered(found)
+    return "\n".join([HEAD, _summary(found), _open(every), "## Reasons\n", _reasons(every, numbers)]) + "\n"
+
+
+def data(found: dict[str, list[Value]]) -> str:
+    """Every value as a line of CSV."""
+    _, numbers = _numbered(found)
+    text = io.StringIO()
+    lines = csv.writer(text, lineterminator="\n")
+    lines.writerow(["source", "value", "theirs", "ours", "difference", "verdict"])
     for title, values in found.items():
-        parts += [f"\n## {title}\n\n{about[title]}\n", _table(values, numbers)]
-    return "\n".join(parts) + "\n"
+        lines.writerows([title, *_cells(value, numbers)] for value in values)
+    return text.getvalue()
+
+
+def _numbered(found: dict[str, list[Value]]) -> tuple[list[Value], dict[str, int]]:
+    every = [value for values in found.values() for value in values]
+    reasons = dict.fromkeys(v.reason for v in every if _has_reason(v))
+    return every, {reason: i for i, reason in enumerate(reasons, start=1)}
 
 
 def _summary(found: dict[str, list[Value]]) -> str:
@@ -64,7 +79,7 @@ def _open(every: list[Value]) -> str:
     if not left:
         return "## Open\n\nNone.\n"
     lines = ["## Open\n", "| value | theirs | ours | difference | reason |", "|---|---|---|---|---|"]
-    lines += [f"| {_name(v)} | {_number(v.theirs)} | {_number(v.ours)} | {_gap(v)} | {v.above} |" for v in left]
+    lines += [f"| `{_name(v)}` | {_number(v.theirs)} | {_number(v.ours)} | {_gap(v)} | {v.above} |" for v in left]
     return "\n".join([*lines, ""])
 
 
@@ -77,17 +92,12 @@ def _reasons(every: list[Value], numbers: dict[str, int]) -> str:
     return "\n".join(lines)
 
 
-def _table(values: list[Value], numbers: dict[str, int]) -> str:
-    lines = ["| value | theirs | ours | difference | verdict |", "|---|---|---|---|---|"]
-    for value in values:
-        verdict = value.verdict
-        if _has_reason(value):
-            verdict += f" ({numbers[value.reason]})"
-        if value.verdict == "explained":
-            verdict += f": {_number(value.variant)}"
-        ours = "" if value.ours is None else _number(value.ours)
-        lines.append(f"| {_name(value)} | {_number(value.theirs)} | {ours} | {_gap(value)} | {verdict} |")
-    return "\n".join(lines)
+def _cells(value: Value, numbers: dict[str, int]) -> tuple[str, ...]:
+    verdict = value.verdict + (f" ({numbers[value.reason]})" if _has_reason(value) else "")
+    if value.verdict == "explained":
+        verdict += f": {_number(value.variant)}"
+    ours = "" if value.ours is None else _number(value.ours)
+    return _name(value), _number(value.theirs), ours, _gap(value), verdict
 
 
 def _has_reason(value: Value) -> bool:
@@ -96,7 +106,7 @@ def _has_reason(value: Value) -> bool:
 
 def _name(value: Value) -> str:
     name = f"{value.id}: {value.what}" if value.what else value.id
-    return f"`{name.replace('|', '/')}`"
+    return name.replace("|", "/")
 
 
 def _gap(value: Value) -> str:
@@ -109,14 +119,10 @@ def _number(number: Any) -> str:
     if number is None:
         return ""
     if isinstance(number, str):
-        return _escaped(number if len(number) <= 60 else number[:57] + "...")
+        return number if len(number) <= 60 else number[:57] + "..."
     if isinstance(number, (int, float, np.number)):
         return f"{number:.8g}"
     array = np.asarray(number)
     if array.size <= 3 and array.dtype.kind in "if":
         return ", ".join(f"{x:.8g}" for x in array.ravel())
     return f"{array.size} numbers"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("|", "\\|").replace("_", "\\_").replace("*", "\\*").replace("<", "&lt;")

@@ -1,4 +1,4 @@
-"""The tables of docs/wide.md, between their marks."""
+"""The tables of docs/experiments.md, between their marks."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 from benchmarks._report import Row
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "wide.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "experiments.md"
 
 
 def kept(mark: str, rows: Iterable[Row]) -> Iterator[Row]:

@@ -7,7 +7,7 @@ exact, and the same for every way. A table of zeros has loss 9 ln 2 = 6.238 in t
 
 The learning rate of each way is the best of the same four, and the threshold or number of rows of a selection the
 better of two, by the loss on test pairs with seed 0; epsilon does not count that choice. Runs are kept in
-benchmarks/results/wide.jsonl, and only what is missing is run; the table of docs/wide.md is written from it.
+benchmarks/results/wide.jsonl, and only what is missing is run; the table of docs/experiments.md is written from it.
 
     ANYORDER_BROWN=FOLDER python -m benchmarks.wide --only sparse
     python -m benchmarks.wides.sparse --write                       the page alone

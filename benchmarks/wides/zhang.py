@@ -3,7 +3,7 @@
 A row is a training of one table of 1000 x 100 words: its loss on the test part, beside it that of a table of zeros,
 9 ln 2 = 6.238. Or the chi-squared distance of its canaries' ranks, beside that of phrases never planted. What the paper
 leaves open is stated in `zhang_task`. Runs are kept in benchmarks/results/zhang.jsonl, and only what is missing is
-run; docs/word2vec.md and its pictures are written from it.
+run; docs/experiments.md and its pictures are written from it.
 
     python -m benchmarks.wides.zhang --data-dir FOLDER     the same; FOLDER has Brown's Parquet file
     python -m benchmarks.wides.zhang --seeds 1             one seed: some fifteen minutes on one core

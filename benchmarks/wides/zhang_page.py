@@ -1,4 +1,4 @@
-"""The experiment's part of docs/word2vec.md and its two pictures, from the runs on file."""
+"""The experiment's part of docs/experiments.md and its two pictures, from the runs on file."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -26,7 +26,7 @@ Line = dict[str, Any]
 def write() -> None:
     """The tables between their marks, and the pictures."""
     lines = read_results()
-    page = DOCS / "word2vec.md"
+    page = DOCS / "experiments.md"
     text = page.read_text(encoding="utf-8")
     tables: dict[str, Callable[[list[Line]], Iterable[str]]] = {
         "losses": losses,

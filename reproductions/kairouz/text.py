@@ -1,7 +1,7 @@
 """Next words by users, on Brown in place of Stack Overflow: what a benchmark measured, momentum, the vanilla tree.
 
-The setting is that of docs/words.md: 5361 users, 214 rounds of 25, an LSTM of 32, one pass, delta 1e-4. Runs of this
-file are lines of results/kairouz2021_text_runs.jsonl.
+The setting is that of docs/experiments.md: 5361 users, 214 rounds of 25, an LSTM of 32, one pass, delta 1e-4. Runs of
+this file are lines of results/kairouz2021_text_runs.jsonl.
 """
 
 import functools
@@ -28,7 +28,7 @@ from reproductions._claims import Claim, Curves, Power, Run
 
 RUNS = OURS / "kairouz2021_text_runs.jsonl"
 MEASURED = "python -m benchmarks.federated --only words"
-SCALED = "On Brown: 5361 users, 214 rounds of 25, 23 432 weights, delta 1e-4 (docs/words.md)."
+SCALED = "On Brown: 5361 users, 214 rounds of 25, 23 432 weights, delta 1e-4 (docs/experiments.md)."
 
 
 def measured(mechanism: str, epsilon: float) -> dict[int, float]:

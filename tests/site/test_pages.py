@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urljoin, urlsplit
@@ -26,10 +27,11 @@ def site(tmp_path_factory):
     if "ANYORDER_SITE" in os.environ:  # .ci/run has built it a moment ago, by the same command
         return Path(os.environ["ANYORDER_SITE"])
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    # Not --quiet, with which mkdocs drops warnings before --strict counts them.
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, env=quiet)
-    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+    assert done.returncode == 0, done.stdout + done.stderr
     return folder
 
 
@@ -113,6 +115,20 @@ def test_no_link_is_dead(site):
     assert dead_links(site) == []
 
 
+def test_every_address_that_there_was_still_leads_somewhere(site):
+    """A page that goes leaves a line in `redirects` of mkdocs.yml; whether its link is good is tested above."""
+    known = Path(__file__).with_name("addresses.txt").read_text().split()
+    assert set(SOURCES) <= set(known), "add the new pages to tests/site/addresses.txt"
+    assert [source for source in known if not (site / path_of(source) / "index.html").exists()] == []
+
+
+def test_a_page_tells_its_version_and_where_it_is_edited(site):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    page = (site / "install" / "index.html").read_text()
+    assert f"anyorder {project['version']}" in page
+    assert f'href="{project["urls"]["Source"]}/edit/main/docs/install.md"' in page
+
+
 def test_no_page_is_heavy(site):
     """Its own text as it lies, and all that a first visit fetches as hosts send it (compressed), pictures left out."""
     every = [*site.glob("assets/**/*.css"), *site.glob("stylesheets/*.css")]
@@ -147,6 +163,12 @@ def test_every_public_name_is_on_the_page_of_its_room(site):
         "give each a docstring, or take it out of __all__; where a file of the room has its name, the page names it "
         f"by its whole path, as docs/api/app.md does: {missing}"
     )
+
+
+def test_examples_of_docstrings_are_code_and_not_quotations(site):
+    pages = [page.read_text() for page in (site / "api").rglob("index.html")]
+    assert sum(page.count('class="language-pycon') for page in pages) > 40
+    assert not any("<blockquote>" in page for page in pages)
 
 
 # The contrast of each text with what lies behind it, by the formula of WCAG 2: large text needs 3, other text 4.5.
@@ -244,7 +266,8 @@ def test_planted_faults_of_links_are_seen(tmp_path):
     assert dead_links(tmp_path) == [f"/a/: {link}" for link in [*dead, "none.png", "https://a.org/b.js"]]
 
 
-def test_the_index_of_the_search_is_no_heavier_than_needed(site):
+def test_the_search_leaves_research_out(site):
     """Tables of thousands of numbers are not looked for by words."""
+    research = ("accuracy/", "compared/", "experiments/", "papers/", "references/")
     index = json.loads((site / "search/search_index.json").read_text())
-    assert not [entry for entry in index["docs"] if entry["location"].startswith("references/")]
+    assert not [entry for entry in index["docs"] if entry["location"].startswith(research)]

@@ -1,7 +1,7 @@
-"""The README's loop, which mypy reads strictly with the package; `test_typed.py` holds it to the README."""
+"""The README's lines, which mypy reads strictly with the package; `test_typed.py` holds it to the README."""
 
 # fmt: off
-# ruff: noqa: B007, E402
+# ruff: noqa: E402
 
 from typing import assert_type
 
@@ -11,25 +11,24 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import anyorder as ao
 
-dataset = TensorDataset(torch.randn(600, 8), torch.randint(0, 3, (600,)))
-loader = DataLoader(dataset, batch_size=50, shuffle=True)
+loader = DataLoader(TensorDataset(torch.randn(600, 8), torch.randint(0, 3, (600,))), batch_size=50, shuffle=True)
 model, criterion = nn.Linear(8, 3), nn.CrossEntropyLoss()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
-plan = ao.plan(loader=loader, epochs=2, epsilon=8, delta=1e-5, clip_norm=1.0, optimizer=optimizer)
-print(plan)  # the order that was found, the mechanism chosen, its noise and error
 
-engine = ao.PrivacyEngine(plan)
-model, optimizer, loader = engine.make_private(model, optimizer, loader)
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader[tuple[torch.Tensor, ...]]) -> None:
+    for _ in range(5):
+        for x, y in loader:
+            optimizer.zero_grad()
+            criterion(model(x), y).backward()
+            optimizer.step()
 
-for epoch in range(2):
-    for x, y in loader:  # your loop, unchanged
-        optimizer.zero_grad()
-        loss = criterion(model(x), y)
-        loss.backward()
-        optimizer.step()
 
-engine.certificate().save("run.privacy.json")
+plan = ao.plan(loader=loader, epochs=5, epsilon=4, delta=1e-5, optimizer=optimizer)  # 1. the privacy you need
+engine = ao.PrivacyEngine(plan)  # 2. holds the training to the plan
+model, optimizer, loader = engine.make_private(model, optimizer, loader)  # 3. clips each example and adds noise
+train(model, optimizer, loader)  # 4. your own training loop, unchanged
+engine.certificate().save("run.privacy.json")  # 5. the proof: anyorder verify run.privacy.json
 
 # `make_private` gives back the types that it was given, so that names may be bound again.
 from anyorder.sampling.loader import PrivateLoader
