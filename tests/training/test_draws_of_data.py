@@ -913,7 +913,7 @@ class Reads(Dataset):
         return 12
 
     def __getitem__(self, index):
-        x = self.x[index % len(self.x)]
+        x = self.x[index % len(self.x)] if index is not None else self.y
         return x.float() + 1, self.y[index].item()
 
 
@@ -952,6 +952,7 @@ def test_data_that_is_only_read_is_known():
         "a list": reads(lambda self, i: self.list[0][i]),
         "its generator": reads(lambda self, i: self.rng.random()),
         "a method that draws": reads(lambda self, i: self.x[i].random_()),
+        "itself or another": reads(lambda self, i: (self.x[i] if i else self).random_, random_=None),
         "a default": reads(lambda self, i, rolls=Rolls(None): rolls[i]),
         "a global": reads(lambda self, i: torch.rand(2)),
         "a closure": (lambda rolls: reads(lambda self, i: rolls[i]))(Rolls(None)),

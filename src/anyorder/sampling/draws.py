@@ -500,6 +500,9 @@ _OPERATIONS = frozenset({
     "RESUME", "NOP", "POP_TOP", "COPY", "SWAP", "CACHE", "PUSH_NULL", "PRECALL", "CALL", "LOAD_FAST", "STORE_FAST",
     "LOAD_CONST", "LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "BINARY_OP", "BINARY_SUBSCR", "BINARY_SLICE",
     "BUILD_SLICE", "BUILD_TUPLE", "BUILD_LIST", "BUILD_MAP", "BUILD_CONST_KEY_MAP", "RETURN_VALUE", "RETURN_CONST",
+    "IS_OP", "COMPARE_OP", "JUMP_FORWARD", "POP_JUMP_FORWARD_IF_FALSE", "POP_JUMP_FORWARD_IF_TRUE",
+    "POP_JUMP_FORWARD_IF_NONE", "POP_JUMP_FORWARD_IF_NOT_NONE", "POP_JUMP_IF_FALSE", "POP_JUMP_IF_TRUE",
+    "POP_JUMP_IF_NONE", "POP_JUMP_IF_NOT_NONE",
 })  # fmt: skip
 _METHODS = frozenset({
     "astype", "bool", "clone", "contiguous", "copy", "double", "flatten", "float", "half", "int", "item", "long", "mT",
@@ -539,7 +542,7 @@ def _attributes(code: CodeType) -> tuple[str, ...] | None:
     for step in dis.get_instructions(code):
         name, value = step.opname, step.argval
         if before == "self":
-            if name != "LOAD_ATTR":
+            if name != "LOAD_ATTR" or step.is_jump_target:
                 return None
             found.append(value)
         elif name in ("LOAD_ATTR", "LOAD_METHOD") and value not in _METHODS:
