@@ -3,9 +3,11 @@
 import argparse
 import dataclasses
 import json
+import platform
 import time
 from collections.abc import Callable, Iterable
 from importlib import import_module
+from pathlib import Path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +41,14 @@ def run_parts(description: str, package: str, parts: Iterable[str]) -> None:
     chosen = options(description, only=parts)
     for part in chosen.only or parts:
         show(import_module(f"benchmarks.{package}.{part}").rows(chosen.quick), chosen.json)
+
+
+def processor() -> str:
+    """The processor that a number was seen on: its results may depend on it."""
+    found = Path("/proc/cpuinfo")
+    lines = found.read_text().splitlines() if found.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
 
 
 def seconds(work: Callable[[], object], repeats: int) -> float:

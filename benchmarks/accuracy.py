@@ -8,7 +8,6 @@ import argparse
 import functools
 import json
 import os
-import platform
 import resource
 import tempfile
 from collections.abc import Iterator
@@ -24,7 +23,7 @@ from torch.utils.data import TensorDataset
 from anyorder.app import Settings, train
 from anyorder.app import job as parts
 from anyorder.app.data import Data
-from benchmarks._report import Row
+from benchmarks._report import Row, processor
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "accuracy.jsonl"
@@ -115,13 +114,6 @@ def has_settings_of_today(line: dict[str, Any]) -> bool:
 def plan_digest(dataset: str, order: str, epsilon: float) -> str:
     """The digest of the plan that `anyorder train` makes now, whatever the seed. Seconds, once."""
     return parts.plan_of(settings_of(dataset, order, epsilon, 0, None), SIZES[dataset]).public().digest
-
-
-def processor() -> str:
-    """The processor that a number was seen on: its results may depend on it."""
-    found = Path("/proc/cpuinfo")
-    names = [line.split(":", 1)[1].strip() for line in found.read_text().splitlines() if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 @functools.lru_cache(maxsize=1)

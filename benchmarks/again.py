@@ -21,7 +21,7 @@ import numpy as np
 from reproductions.__main__ import PAPERS
 from reproductions._claims import Kept, Run, found, results
 
-from benchmarks.accuracy import processor
+from benchmarks._report import processor
 
 _NEAR = 1e-9
 

@@ -126,6 +126,12 @@ def _long(bands: int | None) -> Strategy:
 
 def write() -> None:
     """Both tables, on the page."""
+    for name, lines in tables().items():
+        _put_between(name, lines)
+
+
+def tables() -> dict[str, list[str]]:
+    """Both tables of the page, from the files."""
     long = ["| C | epsilon | bound | interval | above its lower end | calibrated in |", "|---|---|---|---|---|---|"]
     for line in sorted(_read(TABLE), key=lambda line: LONG.index((line["bands"], line["epsilon"]))):
         name = {None: "BLT, 2 buffers", 1: "independent"}.get(line["bands"], f"{line['bands']} bands")
@@ -133,7 +139,6 @@ def write() -> None:
             f"| {name} | {line['epsilon']:g} | {line['bound']:.3f} | {line['lower']:.3f} to {line['upper']:.3f} | "
             f"{line['bound'] / line['lower'] - 1:.1%} | {line['s']:.0f} s |"
         )
-    _put_between("long runs", long if len(long) > 2 else ["Not measured yet."])
     found = _together(range(CASES))
     lines = ["| C | settings | below | within 5 % of the upper end | of the lower | median, worst over the lower |"]
     lines += ["|---|---|---|---|---|---|"]
@@ -148,7 +153,7 @@ def write() -> None:
                 f"| {family}, {samples} samples | {len(some)} | {below} | {np.mean(upper <= CLOSE):.0%} | "
                 f"{np.mean(lower <= CLOSE):.0%} | {np.median(lower) - 1:.1%}, {lower.max() - 1:.1%} |"
             )
-    _put_between("settings", lines)
+    return {"long runs": long if len(long) > 2 else ["Not measured yet."], "settings": lines}
 
 
 def _put_between(name: str, lines: list[str]) -> None:

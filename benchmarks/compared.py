@@ -30,7 +30,7 @@ class Part(NamedTuple):
 
 
 PARTS = (
-    Part("epsilon that is printed for an ordinary loader; ours holds", "Opacus", "train --only opacus", "prv"),
+    Part("epsilon that is printed for an ordinary loader; ours is valid", "Opacus", "train --only opacus", "prv"),
     Part(
         "epsilon that is printed, and what an attack shows of it",
         "Opacus, jax_privacy, opake",
@@ -75,7 +75,7 @@ def page(found: list[dict[str, object]]) -> str:
         own = [one for one in found if one["command"] == part.command]
         if not own:
             continue
-        title = f"### {part.question[0].upper()}{part.question[1:]}, beside {part.peer}"
+        title = f"### {part.question[0].upper()}{part.question[1:]}, compared with {part.peer}"
         lines = [
             title,
             "",
@@ -93,7 +93,7 @@ def page(found: list[dict[str, object]]) -> str:
 
 def _plain(name: str) -> str:
     """Without the project's own targets, which are no fact about others."""
-    return re.sub(r" ?\(target [^)]*\)", "", name).replace("|", "\\|")
+    return re.sub(r" ?\(target [^)]*\)", "", name).replace(", beside ", ", compared with ").replace("|", "\\|")
 
 
 def kept() -> list[dict[str, object]]:

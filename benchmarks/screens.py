@@ -1,7 +1,7 @@
 """Pictures of the pages: the problem in one figure, and what the site looks like in a browser.
 
 `python -m benchmarks.screens problem` makes docs/problem.png, of numbers that `ao.check` computes;
-`python -m benchmarks.screens site` makes docs/screens/*.png, of the site as it is now (needs Chromium, playwright).
+`python -m benchmarks.screens site` makes screens/*.png, of the site as it is now (needs Chromium, playwright).
 `python -m benchmarks.screens planner` makes docs/screens/planner.png, of `anyorder planner`;
 `python -m benchmarks.screens report` makes docs/screens/report.png, of a run on digits.
 """
@@ -46,7 +46,7 @@ def problem() -> Any:
     bars.vlines(seen.at_least, -0.45, 0.45, color=SHOWN, linewidth=2.5)
     bars.text(seen.at_least - 0.1, 0, "an attack shows at least this", va="center", ha="right", color="white")
     bars.set(yticks=[0, 1], xlim=(0, 10), xlabel=f"epsilon at delta {DELTA:g}")
-    bars.set_yticklabels(["true", "reported by a\nPoisson accountant"], fontsize=11)
+    bars.set_yticklabels(["valid", "reported by a\nPoisson accountant"], fontsize=11)
     run = f"shuffle=True, {EPOCHS} epochs, batches of {BATCH / EXAMPLES:.0%} of the data, noise multiplier {SIGMA:g}"
     bars.set_title(run, fontsize=10, loc="left")
     bars.spines[["top", "right", "left"]].set_visible(False)
@@ -123,19 +123,19 @@ def _screen(browser: Any, address: str, name: str, page: str, width: int, height
     sheet = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
     sheet.goto(address + page)
     sheet.wait_for_timeout(300)
-    made = _kept(sheet.screenshot(), name)
+    made = _kept(sheet.screenshot(), name, Path("screens"))
     sheet.close()
     return made
 
 
-def _kept(picture: bytes, name: str) -> Path:
+def _kept(picture: bytes, name: str, folder: Path = DOCS / "screens") -> Path:
     """A picture of 128 colours: text needs no more, and a page shows it at once."""
     from PIL import Image
 
     seen = Image.open(io.BytesIO(picture)).convert("RGB")
-    (DOCS / "screens").mkdir(exist_ok=True)
-    seen.quantize(128).save(DOCS / "screens" / name, optimize=True)
-    return DOCS / "screens" / name
+    folder.mkdir(exist_ok=True)
+    seen.quantize(128).save(folder / name, optimize=True)
+    return folder / name
 
 
 def main() -> None:

@@ -1,11 +1,9 @@
-"""docs/papers: what fails of all claims, and a page a paper, from what is kept in reproductions/results alone."""
+"""docs/papers: how many claims hold, and a page a paper, from what is kept in reproductions/results alone."""
 
 import hashlib
 import json
-import re
 from collections import Counter
 from dataclasses import asdict
-from itertools import groupby
 from pathlib import Path
 from typing import get_args
 
@@ -27,8 +25,15 @@ machine, time and versions. A verdict is one of:
   of a 95 % interval, and the least difference that matters;
 - *not tried*, with the reason.
 
-The page of a paper has every claim with its command, which runs it again. Below is what fails.
+The page of a paper has every claim with its command, which runs it again.
 """
+
+SECTIONS: dict[str, tuple[Verdict, ...]] = {
+    "What fails": ("fails", "fails, scaled down"),
+    "What is undecided": ("undecided",),
+    "What holds": ("holds", "holds, scaled down"),
+    "What was not tried": ("not tried",),
+}
 
 
 def write(titles: dict[str, str]) -> list[Path]:
@@ -65,56 +70,50 @@ def plot_name(row: Kept) -> str:
 
 
 def index(titles: dict[str, str], kept: dict[str, list[Kept]]) -> str:
-    """How many claims of each paper hold, and a table of those that fail."""
-    text = [INDEX]
+    """How many claims of each paper have which verdict."""
+    verdicts = get_args(Verdict)
+    lines = [f"| paper | {' | '.join(verdicts)} |", "|---" * (len(verdicts) + 1) + "|"]
     for paper, rows in kept.items():
         counts = Counter(row.claim.verdict for row in rows)
-        told = "; ".join(f"{verdict}: {counts[verdict]}" for verdict in get_args(Verdict) if counts[verdict])
-        text.append(f"## [{titles[paper]}]({paper}.md)\n\nVerdicts: {told}.\n")
-        fails = [row.claim for row in rows if row.claim.verdict.startswith("fails")]
-        if fails:
-            text.append("| where | claim | verdict | what came out, and why |\n|---|---|---|---|")
-        for claim in fails:
-            cells = (claim.place, claim.statement, f"**{claim.verdict}**", reason(claim))
-            text.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-        text.append("")
-    return "\n".join(text)
-
-
-def reason(claim: Claim) -> str:
-    """What came out, and why; what of the reason is on how it was run stands on the paper's page."""
-    first = re.split(r"(?<=[a-z0-9)])\. (?=[A-Z])", claim.why)[0].rstrip(".")
-    return f"{claim.ours.rstrip('.')}. {first[0].upper()}{first[1:]}."
+        cells = " | ".join(str(counts[verdict] or "") for verdict in verdicts)
+        lines.append(f"| [{titles[paper]}]({paper}.md) | {cells} |")
+    return "\n".join([INDEX, *lines, ""])
 
 
 def page(title: str, paper: str, rows: list[Kept]) -> str:
-    """One paper: each claim with both numbers, verdict, reason, and how it was made."""
+    """One paper: what fails, what is undecided, what holds, and what was not tried; the plots."""
     text = [
         f"{HIDDEN}# {title}\n",
         (
-            f"Written by `python -m reproductions --page` from `reproductions/results/{paper}.jsonl`, which also has "
-            "the time, machine and versions of each claim. [What a verdict means](index.md).\n"
+            f"Each claim is run again by `python -m reproductions {paper} COMMAND`, with the command of its row. "
+            f"`reproductions/results/{paper}.jsonl` has seeds, time, machine and versions. "
+            "[What a verdict means](index.md).\n"
         ),
     ]
-    for place, group in groupby(rows, lambda row: row.claim.place):
-        text.append(f"## {place}\n")
-        text.extend(entry(row) for row in group)
+    for heading, verdicts in SECTIONS.items():
+        claims = [row.claim for row in rows if row.claim.verdict in verdicts]
+        if claims:
+            told = heading != "What holds"
+            head = ["where", "claim", "they say", "we got", *(["why"] if told else []), "command"]
+            text += [f"## {heading}\n", f"| {' | '.join(head)} |\n{'|---' * len(head)}|"]
+            text += ["| " + " | ".join(cells(claim, reasons=told)) + " |" for claim in claims] + [""]
+    drawn = [row for row in rows if row.claim.curves is not None]
+    if drawn:
+        text.append("## Plots\n")
+    for row in drawn:
+        curves = row.claim.curves
+        assert curves is not None
+        text.append(
+            f"{row.claim.place}: {row.claim.statement}.\n\n![{curves.y} against {curves.x}]({plot_name(row)})\n"
+        )
     return "\n".join(text)
 
 
-def entry(row: Kept) -> str:
-    """A claim."""
-    claim = row.claim
-    lines = [f"**{claim.statement}**\n", f"- They say: {claim.theirs}"]
-    lines += [f"- We got: {claim.ours}"] if claim.ours else []
-    lines.append(f"- Verdict: **{claim.verdict}**{'. ' + claim.why if claim.why else ''}")
-    measured = f", which reads what `{claim.measured}` measured" if claim.measured else ""
-    stored = f"; stored runs, of {', '.join(claim.stored)}: `--fresh` runs them again" if claim.stored else ""
-    seeds = f", seeds {', '.join(map(str, claim.seeds))}" if claim.ours and claim.seeds else ""
-    lines.append(f"- Command: `{claim.command}`{measured}{stored}{seeds}")
-    if claim.curves is not None:
-        lines.append(f"\n![{claim.curves.y} against {claim.curves.x}]({plot_name(row)})")
-    return "\n".join(lines) + "\n"
+def cells(claim: Claim, *, reasons: bool) -> list[str]:
+    """The row of a claim."""
+    scaled = f" (**{claim.verdict}**)" if "scaled down" in claim.verdict else ""
+    found = [claim.place, claim.statement + scaled, claim.theirs, claim.ours, *([claim.why] if reasons else [])]
+    return [cell.replace("|", "\\|") for cell in found] + [f"`{claim.command.rpartition(' ')[2]}`"]
 
 
 def mark(curves: Curves) -> str:

@@ -229,7 +229,8 @@ def test_plan_compares_mechanisms(monkeypatch):
 def test_epsilon_tells_the_truth_and_what_would_be_printed_elsewhere():
     for order in ("shuffled", "sequential"):
         shown = invoke("epsilon", *SIZES, "--noise-multiplier", "1", "--order", order)
-        assert shown.stdout.startswith("epsilon = 8.386 at delta = 1e-05")
+        assert shown.stdout.startswith("mu = 1.733 (Gaussian DP), which is epsilon = 8.386 at delta = 1e-05")
+        assert "1 % of those who took no part finds at most 27.7 % of those who did" in shown.stdout
         assert "would print 2.857" in shown.stdout
         assert "does not hold" in shown.stdout
     described = json.loads(invoke("epsilon", *SIZES, "--noise-multiplier", "1", "--json").stdout)

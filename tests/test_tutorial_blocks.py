@@ -35,6 +35,8 @@ def test_other_words_are_found_at_every_size():
 def test_other_numbers_are_found_at_full_size():
     assert compare("mu 1.67\n", "mu 1.68\n", None, full=True)
     assert compare("mu 1.67\n", "mu 12\n", None, full=False) == ""
+    assert compare("mu 1.67\n", "mu 12\n", "exact", full=False)
+    assert compare("mu 1.67\n", "mu 1.67\n", "exact", full=False) == ""
     assert compare("right 0.90\n", "right 0.95\n", "by chance: 0.06", full=True) == ""
     assert compare("right 0.90\n", "right 0.95\n", "by chance: 0.04", full=True)
 

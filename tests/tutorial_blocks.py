@@ -11,6 +11,7 @@ and the others what they print. At small size both are compared but for numbers 
 output says what may differ:
 
     <!-- by chance: 0.1 -->              numbers that noise decides: in a full run each is within 0.1 of the page's
+    <!-- exact -->                       numbers are compared at every size
     <!-- full size -->                   at small size other lines are printed: compared in full runs alone
     <!-- full size, by chance: 0.1 -->   both
     <!-- by chance: 0.1, true claim -->  and an audit of a true claim, of whose bounds noise decides how many lie above
@@ -104,6 +105,8 @@ def _same(example, printed):
 
 def compare(shown, printed, note, full):
     """What is wrong with `printed` beside `shown`, or "" if nothing is."""
+    if note == "exact":
+        return "" if shown == printed else "other text is printed"
     found = re.fullmatch(r"(full size)?(?:, )?(?:by chance: ([\d.]+))?(, true claim)?", note or "")
     if found is None:
         return (

@@ -76,5 +76,5 @@ def tables() -> Iterator[tuple[str, str, list[str]]]:
     lines = ["| | ours | peer | ratio | unit |", "|---|---|---|---|---|"]
     for row in _shown:
         numbers = ("" if number is None else f"{number:.3g}" for number in (row.ours, row.peer, row.ratio))
-        lines.append(f"| {row.name} | {' | '.join(numbers)} | {row.unit} |")
+        lines.append(f"| {row.name.replace(', beside ', ', compared with ')} | {' | '.join(numbers)} | {row.unit} |")
     yield "compared.md", "speed", lines

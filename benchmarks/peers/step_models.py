@@ -91,6 +91,17 @@ def perceptron(*widths: int) -> nn.Module:
     return nn.Sequential(*layers[:-1])
 
 
+class Means(nn.Module):
+    """Two classes by the mean of 4 rows of a table of 10^6 x 8, whose gradient is sparse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(10**6, 8, sparse=True), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.table(x).mean(1))
+
+
 class Own(nn.Module):
     """The small perceptron, in a class of its own."""
 
@@ -145,6 +156,8 @@ def case(name: str, opacus: bool) -> tuple[nn.Module, Tensor, Tensor]:
             return Gpt(), torch.randint(1000, (32, 64)), torch.randint(1000, (32, 64))
         case "lora":
             return adapted_gpt(), torch.randint(10_000, (8, 128)), torch.randint(10_000, (8, 128))
+        case "table":
+            return Means(), torch.randint(10**6, (1024, 4)), torch.randint(2, (1024,))
         case "lstm-16" | "lstm-64":
             size = int(name.split("-")[1])
             return Lstm(lstm), torch.randint(10004, (size, 20)), torch.randint(10004, (size, 20))

@@ -21,17 +21,18 @@ WARM = 3
 
 
 class Batches(Dataset[Any]):
-    """As many batches as asked for, all of them the same examples."""
+    """As many batches as asked for, all of them the same examples; with `fresh`, each of other ids below that."""
 
-    def __init__(self, x: Tensor, y: Tensor, count: int) -> None:
+    def __init__(self, x: Tensor, y: Tensor, count: int, fresh: int = 0) -> None:
         self.x, self.y, self.count = x, y, count
+        self.fresh = torch.randint(fresh, (count, *x.shape)) if fresh else None
 
     def __len__(self) -> int:
         return self.count * len(self.x)
 
     def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
         """One batch: the loader asks for whole ones."""
-        return self.x, self.y
+        return self.x if self.fresh is None else self.fresh[indices[0] // len(self.x)], self.y
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         return self.x[index % len(self.x)], self.y[index % len(self.x)]

@@ -68,6 +68,15 @@ def crossing(
     return float(scipy.optimize.brentq(value, low, high, xtol=absolute, rtol=relative))
 
 
+def least(value: Callable[[float], float], low: float, high: float, *, absolute: float) -> float:
+    """The least value that a search between two places saw, by Brent's method: the least, where there is but one."""
+    options = {"xatol": absolute}
+    found = scipy.optimize.minimize_scalar(
+        lambda x: value(float(x)), bounds=(low, high), method="bounded", options=options
+    )
+    return float(found.fun)
+
+
 def just_below(
     value: Callable[[float], float], x: float, slope: float, tolerance: float, looks: int = 12
 ) -> tuple[float, float] | None:

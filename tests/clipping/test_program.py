@@ -791,3 +791,24 @@ def test_ids_that_are_in_no_table_are_refused_and_the_tape_goes_on():
     with pytest.raises((IndexError, ModelError)):
         step(clipping, torch.full((B, 2), 7))
     equal(step(clipping, ids), step(without(copy.deepcopy(module)), ids))
+
+
+def test_a_pass_that_is_written_down_holds_no_more_than_one_that_is_not(monkeypatch):
+    """A recorder that held what it saw took the first steps of a large model beyond the memory of all others."""
+
+    class Chain(nn.Linear):
+        def forward(self, x):
+            for _ in range(20):  # nothing of which backward needs
+                x = x + 1.0
+            return super().forward(x)
+
+    alive, end = [], program.Recorder.end
+
+    def ended(self, *given):
+        alive.append(sum(type(one) is torch.Tensor and one.shape[-1:] == (37,) for one in gc.get_objects()))
+        end(self, *given)
+
+    monkeypatch.setattr(program.Recorder, "end", ended)
+    captured(Chain(37, 2), lambda: torch.randn(B, 37))
+    assert len(alive) >= 2
+    assert max(alive) < 10

@@ -125,10 +125,11 @@ ADDS = {
     "add": lambda server, opened: opened.add(0, message(server, 0)),
     "add_rows": lambda server, opened: opened.add_rows([0, 1], rows_of(server, 2)),
     "add_sum": lambda server, opened: opened.add_sum([0, 1], 0.1 * rows_of(server, 1)),
+    "close": lambda server, opened: opened.close(),  # which adds up what waits
 }
 
 
-@pytest.mark.parametrize("how", ["add", "add_rows"])
+@pytest.mark.parametrize("how", ["add", "add_rows", "close"])
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("problem", [KeyboardInterrupt, MemoryError, TimeoutError])
 def test_a_round_that_was_broken_inside_an_add_is_discarded(monkeypatch, how, when, problem):
@@ -143,6 +144,9 @@ def test_a_round_that_was_broken_inside_an_add_is_discarded(monkeypatch, how, wh
         raise problem
 
     monkeypatch.setattr(ClippedSum, "add", broken)
+    monkeypatch.setattr(
+        server_file, "BLOCK", 1 if how == "add" else server_file.BLOCK
+    )  # messages are added up when there are some
     with pytest.raises(problem):
         ADDS[how](server, opened)
     monkeypatch.undo()
@@ -157,7 +161,7 @@ def test_a_round_that_was_broken_inside_an_add_is_discarded(monkeypatch, how, wh
     assert same(server, _after(make(), {0: message(server, 0)}))
 
 
-@pytest.mark.parametrize("how", ADDS)
+@pytest.mark.parametrize("how", ["add", "add_rows", "add_sum"])
 def test_an_interrupt_at_each_line_of_an_add_counts_nobody_twice(how):
     """After each of them a second try is refused, or the round is; and no lock is held."""
     server = make(plan(on_device=("clipping",)))

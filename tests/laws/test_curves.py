@@ -12,6 +12,7 @@ from anyorder.accounting.amplification.claims import Amplified
 from anyorder.accounting.amplification.methods import Pld
 from anyorder.accounting.bounded_range import bounded_range_mu
 from anyorder.accounting.curves import Composed, Curve, compose
+from anyorder.accounting.risk import point_tpr
 from anyorder.participation import BallsInBins, MinSeparationSampling, RandomAllocation, TruncatedPoisson
 from anyorder.strategy import Independent, ToeplitzBanded
 
@@ -117,3 +118,17 @@ def test_sampling_never_adds(name):
 @each
 def test_mu_is_there_for_gaussians_alone(name):
     assert (CURVES[name].mu is not None) == (type(CURVES[name]) is Gaussian)
+
+
+@each
+def test_no_attacker_reaches_more_than_any_point_of_the_curve_allows(name):
+    curve = CURVES[name]
+    rates = (1e-4, 0.01, 0.05, 0.5, 0.9)
+    tprs = [curve.tpr(rate) for rate in rates]
+    assert all(a <= b * (1 + 1e-9) for a, b in itertools.pairwise(tprs))
+    assert all(rate <= tpr <= 1 for rate, tpr in zip(rates, tprs, strict=True))
+    assert all(tpr - rate <= curve.advantage() + 1e-9 for rate, tpr in zip(rates, tprs, strict=True))
+    assert curve.advantage() == pytest.approx(delta(name, 0.0), rel=1e-9, abs=1e-15)
+    for value in EPSILONS:
+        allowed = [point_tpr(value, delta(name, value), rate) for rate in rates]
+        assert all(tpr <= most * (1 + 1e-6) for tpr, most in zip(tprs, allowed, strict=True))

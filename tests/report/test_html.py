@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 import anyorder as ao
-from anyorder.accounting import gdp_epsilon, gdp_mu
+from anyorder.accounting import Gaussian, gdp_epsilon, gdp_mu
 from anyorder.accounting.poisson import poisson_epsilon
+from anyorder.accounting.risk import point_reach, reach
 from anyorder.app import html_report
-from anyorder.app.cards import MEANS, best_guess
+from anyorder.app.cards import MEANS
 from anyorder.app.charts import (
     Axis,
     Html,
@@ -190,10 +191,11 @@ def test_a_claim_that_a_strangers_file_may_not_ask_for_says_how_it_is_read():
 
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 3.0, 8.0])
 def test_who_does_not_know_the_batches_tells_no_more_than_who_does(epsilon):
-    secret, known = best_guess(epsilon, 1e-5, None), best_guess(epsilon, 1e-5, 1.0)
-    both = best_guess(epsilon, 1e-5, None, 1.0)
-    assert (both.right, both.found) == (min(secret.right, known.right), min(secret.found, known.found))
-    assert best_guess(epsilon, 1e-5, None, 100.0) == secret
+    secret, known = point_reach(epsilon, 1e-5), reach(Gaussian(1.0))
+    both = point_reach(epsilon, 1e-5, 1.0)
+    assert both.advantage == min(secret.advantage, known.advantage)
+    assert both.found == min(secret.found, known.found)
+    assert point_reach(epsilon, 1e-5, 100.0) == secret
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 3.0, 8.0])
@@ -203,16 +205,16 @@ def test_the_best_guess_is_that_of_the_claim(epsilon):
     assert gdp_epsilon(mu, 1e-5) == pytest.approx(epsilon, rel=1e-6)
     rng = np.random.default_rng(3)
     absent, present = rng.normal(0, 1, 400_000), rng.normal(mu, 1, 400_000)
-    guess = best_guess(epsilon, 1e-5, mu)
+    guess = reach(Gaussian(mu))
     right = ((absent < mu / 2).mean() + (present >= mu / 2).mean()) / 2
-    assert guess.right == pytest.approx(right, abs=0.004)
+    assert (1 + guess.advantage) / 2 == pytest.approx(right, abs=0.004)
     assert guess.found == pytest.approx((present > np.quantile(absent, 0.99)).mean(), abs=0.01)
-    loose = best_guess(epsilon, 0.0, None)
+    loose = point_reach(epsilon, 0.0)
     truth = math.exp(epsilon) / (1 + math.exp(epsilon))  # of randomised response
-    assert loose.right == pytest.approx(truth)
-    assert loose.right > guess.right
+    assert (1 + loose.advantage) / 2 == pytest.approx(truth)
+    assert loose.advantage > guess.advantage
     assert 0.01 < guess.found < loose.found <= 1
-    assert best_guess(1e4, 0.1, None).right == 1
+    assert point_reach(1e4, 0.1).advantage == 1
 
 
 @pytest.mark.parametrize(("value", "shown"), [(7.99996, "8"), (8.0004, "8.001"), (0.0, "0"), (0.012341, "0.01235"),

@@ -8,8 +8,9 @@ from html import unescape
 import pytest
 
 from anyorder.accounting.amplification.methods import MonteCarlo
+from anyorder.accounting.risk import point_reach
 from anyorder.app import html_report
-from anyorder.app.cards import best_guess, receipt_facts, search_verdict, verdict, whom
+from anyorder.app.cards import receipt_facts, search_verdict, verdict, whom
 from anyorder.app.charts import _examples
 from anyorder.app.report import Attacked, Shown, _percent
 from anyorder.budget.claim import SearchCertificate
@@ -47,17 +48,16 @@ def test_the_numbers_below_the_promise_are_of_the_same_promise_and_never_smaller
     plan = getattr(claim, "plan", claim)
     searched = isinstance(claim, SearchCertificate)
     delta = claim.claim.delta if searched else plan.delta
-    of_run = (None, None) if searched else (plan.mu, plan.known_mu)  # of a search: of its epsilon, not a run's
-    guess = best_guess(claim.epsilon, delta, *of_run)
+    reached = point_reach(claim.epsilon, delta) if searched else claim.reach  # of a search, not of a run
     found = cells(pages[name])
-    shown = float(found[0][0].removesuffix(" %"))
-    assert 100 * guess.right - 1e-9 <= shown <= 100 * guess.right + 0.1
+    shown, right = float(found[0][0].removesuffix(" %")), 50 * (1 + reached.advantage)
+    assert right - 1e-9 <= shown <= right + 0.1
     neighbours = claim.claim.neighbours if searched else plan.neighbours
     assert ("which of two things its data was" in found[0][1]) == (neighbours == "replace-one")
     assert ("whether it was used" in found[0][1]) == (neighbours != "replace-one")
     if not searched:
         shown = float(found[1][0].removesuffix(" of 100"))
-        assert 100 * guess.found - 1e-9 <= shown <= 100 * guess.found + 0.1
+        assert 100 * reached.found - 1e-9 <= shown <= 100 * reached.found + 0.1
         assert f"here 1 in {round(1 / delta):,}, is the small chance" in text(pages[name])
         known = [number for number, told in found if told == "what is left if the secret batches became known"]
         secret = plan.known_epsilon is not None and plan.known_epsilon > plan.epsilon
@@ -72,8 +72,8 @@ def test_a_share_is_rounded_up_and_near_the_whole_to_more_digits(share):
 
 def test_a_delta_that_is_not_small_is_in_the_best_guess():
     """Attained by whoever shows everything with probability delta, and else answers by chance."""
-    grown, loose, tight = math.exp(0.5), best_guess(0.5, 0.05, None), best_guess(6.0, 0.05, None)
-    assert loose.right == pytest.approx((grown + 0.05) / (grown + 1))
+    grown, loose, tight = math.exp(0.5), point_reach(0.5, 0.05), point_reach(6.0, 0.05)
+    assert (1 + loose.advantage) / 2 == pytest.approx((grown + 0.05) / (grown + 1))
     assert loose.found == pytest.approx(grown * 0.01 + 0.05)
     assert tight.found == pytest.approx(1 - (1 - 0.05 - 0.01) / math.exp(6.0))
 

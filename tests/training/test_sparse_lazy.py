@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import anyorder as ao
-from anyorder.clipping import Adaptive
+from anyorder.clipping import Adaptive, per_example, program
 from anyorder.errors import AnyorderError, ArgumentError, CheckpointError, PlanError, TrainingError
 from anyorder.strategy import BLT, BandedInverse, Independent, Tree
 from anyorder.training import engine as engines
@@ -133,6 +133,28 @@ def test_what_is_shown_has_the_planned_law(strategy):
 
 
 # -- what is shown, and when -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bag", [False, True])
+def test_a_taped_step_is_the_step_without_a_tape_bit_for_bit(monkeypatch, bag):
+    """A read of a table is an operation of the tape; what it does to the table is done in every batch."""
+    found, taped = [], []
+    kept = per_example._GhostJob.taped
+
+    def counted(self, tape):
+        result = kept(self, tape)
+        taped.append(result is not None)
+        return result
+
+    monkeypatch.setattr(per_example._GhostJob, "taped", counted)
+    for most in (program.TAPE_BYTES, 0):
+        monkeypatch.setattr(program, "TAPE_BYTES", most)
+        found.append(finish(private(planned(BLT([0.9], [0.4], STEPS)), make=lambda: Words(bag=bag))))
+        taped.append(None)
+    first = taped.index(None)
+    assert taped[:first].count(True) > STEPS // 2
+    assert taped[first:] == [None, None]
+    torch.testing.assert_close(*found, rtol=0, atol=0)
 
 
 def test_nothing_stale_is_shown():

@@ -17,6 +17,7 @@ from anyorder.accounting.amplification.secret_order import SampledOrder
 from anyorder.accounting.bounded_range import Pair, RangeDraws
 from anyorder.accounting.gaussian import NEIGHBOURS, compose_mus, gdp_delta, gdp_epsilon
 from anyorder.accounting.poisson import Part, PoissonParts, check_sampled, mixed_delta, mixed_epsilon
+from anyorder.accounting.risk import TradeOff
 from anyorder.checks import final
 from anyorder.errors import ArgumentError
 from anyorder.strategy import Strategy
@@ -36,7 +37,7 @@ __all__ = [
 
 @final
 @dataclass(frozen=True)
-class Gaussian:
+class Gaussian(TradeOff):
     """The curve of mu-GDP: as hard to attack as telling N(0, 1) from N(mu, 1). Exact in both directions.
 
         delta(eps) = Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu)            [Dong, Roth, Su 2022, Cor. 2.13]
@@ -72,7 +73,7 @@ class Gaussian:
 
 @final
 @dataclass(frozen=True)
-class Sampled:
+class Sampled(TradeOff):
     """The curve of n sums with independent noise over batches that take each unit by a secret, independent random draw.
 
     The privacy loss distribution of the sampled Gaussian; see `poisson_epsilon`. Of "add-or-remove" and "zero-out" it
@@ -121,7 +122,7 @@ class Sampled:
 
 @final
 @dataclass(frozen=True)
-class BoundedRange:
+class BoundedRange(TradeOff):
     """The curve of draws of bounded range, as of the exponential mechanism; they may depend on each other.
 
         the least of   zero-concentrated DP of draws e0^2 / 8                         [Cesar, Rogers 2021]
@@ -163,7 +164,7 @@ class BoundedRange:
 
 @final
 @dataclass(frozen=True)
-class Composed:
+class Composed(TradeOff):
     """The curve of mechanisms of several kinds on the same units; made by `compose`, which says what it rests on.
 
     Privacy loss distributions are convolved, rounded to the safe side; never above the same without sampling.

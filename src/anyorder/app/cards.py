@@ -1,11 +1,7 @@
 """What a person reads in a terminal: privacy cards, tables, and what a verification checked, in sentences."""
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
-
-from scipy.special import ndtr, ndtri
 
 from anyorder import checks
 from anyorder.accounting.amplification import methods
@@ -25,6 +21,7 @@ from anyorder.plan.receipt import Receipt
 
 MEANS = {
     "privacy": "the promise: a smaller epsilon says more, and delta is the chance that is left out of it",
+    "attacks": "what the promise means: of those who took part, the share that the best possible attacker finds",
     "beware": "delta is what the promise leaves out: far below one over the number of units it leaves out little",
     "realised": "the same promise for how often units really came, which may be less than was allowed",
     "search": "why the epsilon above is no price: who chooses among runs has used the data in all of them",
@@ -55,46 +52,6 @@ MEANS = {
     "alone": "what the chosen run would have cost by itself",
 }
 """Name of a fact on a card -> what it means."""
-
-
-@dataclass(frozen=True)
-class AttackerGuess:
-    """What the best possible attacker reaches, by the claim; both rounded up.
-
-    Attributes:
-        right: the probability to guess right whether one unit's data was used, where a fair draw decided.
-        found: the share of units that are found out, if one in a hundred others may be accused wrongly.
-    """
-
-    right: float
-    found: float
-
-
-def best_guess(epsilon: float, delta: float, mu: float | None, known_mu: float | None = None) -> AttackerGuess:
-    """The limits that a claim sets to every attacker: of two that hold, the smaller one.
-
-        right = Phi(mu / 2),  found = Phi(Phi^-1(a) + mu)                            of a mu-GDP claim, a = 0.01
-        right = (e^eps + delta) / (e^eps + 1)
-        found = min(e^eps a + delta, 1 - e^-eps (1 - delta - a))                     of any other, at its own delta
-
-    Both follow from what two neighbouring data sets allow any test between them [Dong, Roth, Su 2022, section 2].
-
-    Args:
-        epsilon, delta: the claim.
-        mu: of the claim, where it has one. Or
-        known_mu: of secret batches, should they become known: who does not know them can tell no more.
-    """
-    wrong = 0.01
-    if mu is not None:
-        return AttackerGuess(float(ndtr(mu / 2)), float(ndtr(ndtri(wrong) + mu)))
-    if known_mu is not None:
-        secret, known = best_guess(epsilon, delta, None), best_guess(epsilon, delta, known_mu)
-        return AttackerGuess(min(secret.right, known.right), min(secret.found, known.found))
-    if epsilon > 700:
-        return AttackerGuess(1.0, 1.0)
-    grown = math.exp(epsilon)
-    right = (grown + delta) / (grown + 1)
-    return AttackerGuess(right, min(1.0, grown * wrong + delta, 1 - (1 - delta - wrong) / grown))
 
 
 def whom(plan: Plan, *, searched: bool = False) -> list[tuple[str, list[str]]]:

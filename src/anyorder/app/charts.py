@@ -16,11 +16,12 @@ from anyorder.accounting import gdp_mu
 from anyorder.accounting.amplification.claims import Amplified
 from anyorder.accounting.curves import BoundedRange, Composed, Gaussian, Sampled
 from anyorder.accounting.gaussian import NEIGHBOURS
+from anyorder.accounting.risk import point_tpr
 from anyorder.app.cards import facts_panel
 from anyorder.audit import Memorised
 from anyorder.audit.bounds import Method
 from anyorder.audit.laws import NoiseLaw
-from anyorder.audit.result import REFUTED, Audited, check_public, t_statistic
+from anyorder.audit.result import REFUTED, Audited, Stated, check_public, t_statistic
 from anyorder.checks import final
 from anyorder.errors import ArgumentError, CertificateError, PlanError
 from anyorder.formats import bounded, printable
@@ -858,6 +859,25 @@ class AuditSummary:
         return tuple(method for method, bound in self.bounds.items() if holds[method] and bound > audited.epsilon)
 
     @property
+    def attack(self) -> tuple[float, float, float] | None:
+        """(FPR, TPR, TPR that the claim allows) of the attack that accuses the highest scores, up to 5 % of those out.
+
+        What these canaries show, with the chance of so many; `p_value` has none. None for fewer than 20 out.
+        """
+        audited = self.audited
+        into, out = audited.scores[audited.included], np.sort(audited.scores[~audited.included])[::-1]
+        accused = len(out) // 20
+        if not accused or not len(into):
+            return None
+        fpr, tpr = float((out > out[accused]).mean()), float((into > out[accused]).mean())
+        if fpr == 0:  # scores that are equal
+            return None
+        curve = audited.curve
+        if isinstance(curve, Stated):
+            return fpr, tpr, point_tpr(audited.epsilon, audited.delta, fpr)
+        return fpr, tpr, curve.tpr(fpr)
+
+    @property
     def p_value(self) -> float:
         """Of all tests together, by Bonferroni."""
         return min(1.0, len(self.p_values) * min(self.p_values.values()))
@@ -882,6 +902,7 @@ class AuditSummary:
             "epsilon_at_least": dict(self.bounds),
             "no_bound": dict(self.unfit),
             "mu_seen": None if self.mu_seen is None else {"low": self.mu_seen[0], "high": self.mu_seen[1]},
+            "attack": None if self.attack is None else dict(zip(("fpr", "tpr", "allowed"), self.attack, strict=True)),
             "p_values": dict(self.p_values),
             "p_value": self.p_value,
             "refuted": self.refuted,
@@ -927,6 +948,10 @@ def _rows(summary: AuditSummary, plan: Plan | None) -> list[tuple[str, str]]:
         rows += [("order", plan.participation.describe()), ("mechanism", plan.strategy.describe())]
     count, included = len(audited.included), int(audited.included.sum())
     rows.append(("canaries", f"{count}: {included} in, {count - included} out, by secret draws"))
+    if summary.attack is not None:
+        fpr, tpr, most = (100 * share for share in summary.attack)
+        told = f"finds {tpr:.3g} % of those in, and wrongly accuses {fpr:.3g} % of those out"
+        rows.append(("attack seen", f"{told}; the claim allows {rounded_up(most, 3)} %, give or take chance"))
     if audited.mus is not None:
         rows.append(("mu of their steps", f"{_span(audited.mus)}, by the claim"))
     if summary.mu_seen is not None:

@@ -9,8 +9,10 @@ from math import ceil
 from pathlib import Path
 from typing import Any, assert_never
 
+from anyorder.accounting.curves import Curve
+from anyorder.accounting.risk import RATES, Reach, point_reach
 from anyorder.app import folder
-from anyorder.app.cards import MEANS, assumptions, best_guess, limits, search_verdict, verdict, whom
+from anyorder.app.cards import MEANS, assumptions, limits, search_verdict, verdict, whom
 from anyorder.app.charts import (
     Html,
     accuracy_figure,
@@ -48,6 +50,7 @@ class Attacked:
         at_least: the largest lower bound on epsilon, at the audit's own delta; None where it gave none.
         claimed: the plan's epsilon at that delta; None where that is the plan's own.
         confidence: of the bound.
+        attack: (FPR, TPR) of an attack on its canaries; None where it has none.
     """
 
     canaries: int
@@ -55,6 +58,7 @@ class Attacked:
     at_least: float | None = None
     claimed: float | None = None
     confidence: float = 0.95
+    attack: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,13 +153,14 @@ def _run_page(claim: Plan | Certificate, shown: Shown) -> str:
         f"Privacy report: {title}",
         tag("h1", "Privacy report"), tag("p", title, class_="soft"), _passed(certificate),
         _searched(plan), _nobody(certificate), _headline(plan, certificate), _notes(shown),
+        _attacks(claim.reach, claim, plan.unit),
         tag("h2", "Who is protected, and from whom"), _list(whom(plan)),
         tag("h2", "Pictures"), figures(*drawn),
         tag("h2", "The privacy card"), _card(claim.facts() if certificate is not None else plan.facts()),
         _training(shown),
         tag("h2", "What the promise rests on"), tag("ul", *map(_item, assumptions(plan, certificate))),
         tag("h2", "What it does not say"), tag("ul", *map(_item, limits(plan))),
-        tag("h2", "Audit"), _audit(shown.audit, plan.epsilon),
+        tag("h2", "Audit"), _audit(shown.audit, plan.epsilon, plan.curve),
         tag("h2", "Budget and search"), _budget(shown),
         *_verifying(checked, unseen, large=is_large(plan.to_dict())), _digests(plan, certificate),
     )  # fmt: skip
@@ -192,16 +197,12 @@ def _nobody(certificate: Certificate | None) -> Html:
 
 
 def _headline(plan: Plan, certificate: Certificate | None) -> Html:
-    if certificate is not None and certificate.earlier:  # of all starts together
-        guess = best_guess(certificate.epsilon, plan.delta, certificate.curve.mu)
-        number = _promise(certificate.epsilon, plan.delta)
-    else:
-        guess = best_guess(plan.epsilon, plan.delta, plan.mu, plan.known_mu)
-        number = _promise(plan.epsilon, plan.delta)
+    claim = plan if certificate is None else certificate  # of all starts together
+    number = _promise(claim.epsilon, plan.delta)
     cells = [
-        _cell(f"{_percent(guess.right)} %", _right_text(plan.unit, plan.neighbours)),
-        _cell(f"{_percent(guess.found)} of 100", f"{plan.unit}s that are found out at most, by somebody who accuses "
-              "one of 100 others wrongly"),
+        _cell(f"{_percent(_right(claim.reach))} %", _right_text(plan.unit, plan.neighbours)),
+        _cell(f"{_percent(claim.reach.found)} of 100", f"{plan.unit}s that are found out at most, by somebody who "
+              "accuses one of 100 others wrongly"),
     ]  # fmt: skip
     if plan.known_epsilon is not None and plan.known_epsilon > plan.epsilon:
         cells.append(
@@ -235,7 +236,7 @@ def _training(shown: Shown) -> Html:
     return join(tag("h2", "The training"), note, _list([(name, [text]) for name, text in rows]))
 
 
-def _audit(found: Attacked | None, claimed: float) -> Html:
+def _audit(found: Attacked | None, claimed: float, curve: Curve) -> Html:
     if found is None:
         return tag(
             "p", "No audit is kept here. An audit attacks a run of the same plan with planted gradients, and sees "
@@ -256,6 +257,11 @@ def _audit(found: Attacked | None, claimed: float) -> Html:
     ]
     if found.at_least is not None:
         rows.append(("Seen", [f"epsilon of at least {rounded_down(found.at_least, 3)}, at the audit's own delta"]))
+    if found.attack is not None:
+        fpr, tpr = found.attack
+        told = f"it wrongly accused {100 * fpr:.3g} % of those that were out, and found {100 * tpr:.3g} % of those in"
+        most = f"the promise allows {_percent(curve.tpr(fpr))} %, give or take the chance of so few"
+        rows.append(("Compared with the limit", [f"{told}; {most}"]))
     note = "By the audit's own file, which nobody signed; it may be of another run of the same plan."
     return join(_list(rows), tag("p", note, class_="small soft"))
 
@@ -291,9 +297,9 @@ def _digests(plan: Plan, certificate: Certificate | None) -> Html:
 def _search_page(found: SearchCertificate, shown: Shown) -> str:
     checked, unseen = search_verdict(found)
     unit, delta = found.claim.unit, found.claim.delta
-    guess = best_guess(found.epsilon, delta, None)
+    reached = point_reach(found.epsilon, delta)  # of a search its epsilon at delta is known, and no curve
     best = found.best
-    cells = [_cell(f"{_percent(guess.right)} %", _right_text(unit, found.claim.neighbours))]
+    cells = [_cell(f"{_percent(_right(reached))} %", _right_text(unit, found.claim.neighbours))]
     if best is not None:
         cells.append(_cell(f"epsilon {rounded_up(best.plan.epsilon)}", "the chosen run by itself: it was chosen by "
                            "what came out, so this is no promise"))  # fmt: skip
@@ -376,6 +382,33 @@ def _cell(number: str, told: str) -> Html:
     return tag("div", tag("b", number), tag("span", told, class_="small"), class_="cell")
 
 
+def _right(found: Reach) -> float:
+    """How often the best guesser is right, where a fair draw decided."""
+    return (1 + found.advantage) / 2
+
+
+def _attacks(found: Reach, claim: Plan | Certificate, unit: str) -> Html:
+    """What the promise means, in a table of three rows."""
+    head = tag("tr", tag("th", "of those who took no part, an attacker accuses"),
+               tag("th", f"of the {unit}s that took part, it finds at most"))  # fmt: skip
+    rows = [
+        tag("tr", tag("td", f"{100 * fpr:g} %"), tag("td", f"{_percent(tpr)} %"))
+        for fpr, tpr in zip(RATES, found.tprs, strict=True)
+    ]
+    mu = claim.curve.mu if isinstance(claim, Certificate) else claim.mu
+    whole = "" if mu is None else f"The guarantee is exactly Gaussian DP with mu = {rounded_up(mu)}: {_SAYS_ALL}. "
+    return join(
+        tag("h2", "What it means for an attacker"),
+        tag("p", f"The strongest attacker knows the data of everybody else and every model on the way. {whole}"
+            "Its advantage, the second share less the first, where that is most, is at most "
+            f"{rounded_up(found.advantage, 3)}. These limits are computed from the promise, and are in no file."),
+        tag("table", head, *rows),
+    )  # fmt: skip
+
+
+_SAYS_ALL = "this one number says the whole of it, whatever delta is"
+
+
 def _right_text(unit: str, neighbours: str) -> str:
     about = "which of two things its data was" if neighbours == "replace-one" else "whether it was used"
     return (
@@ -452,17 +485,22 @@ def found(path: str | Path, plan: Plan) -> tuple[Attacked, str | None]:
         at_least = None if bound is None else float(bound)
         delta = float(seen.get("claimed", {}).get("delta", plan.delta))
         confidence = float(seen.get("confidence", 0.95))
+        rates = seen.get("attack")
+        attack = None if rates is None else (float(rates["fpr"]), float(rates["tpr"]))
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as problem:
         raise CertificateError(f"the audit has no verdict: {brief(problem)}") from problem
     agrees = refuted is not False or REFUTED <= p_value <= 1
     possible = min(counts) >= 0 and 0 < delta < 1 and 0 < confidence < 1 and not math.isnan(at_least or 0.0)
+    possible = possible and (attack is None or (0 < attack[0] < 1 and 0 <= attack[1] <= 1))
     if not (agrees and possible):
         raise CertificateError(
             "the audit does not agree with itself: its verdict is not that of its p-value and counts"
         )
     count = sum(counts)
     claimed = None if delta == plan.delta else plan.curve.epsilon(delta)  # a bound says nothing at another delta
-    attacked = Attacked(canaries=count, p_value=p_value, at_least=at_least, claimed=claimed, confidence=confidence)
+    attacked = Attacked(
+        canaries=count, p_value=p_value, at_least=at_least, claimed=claimed, confidence=confidence, attack=attack,
+    )  # fmt: skip
     if refuted is not False:
         canaries = counted(count, "canary")
         return attacked, f"an audit of this plan, with {canaries}, refuted its claim (p = {p_value:.2g})"

@@ -130,7 +130,7 @@ class ClippedSum:
         for name, row in rows.items():
             for block in _blocks(row):
                 clipped = self._clipped(row[block], factors[name][block])
-                self._sum[name] += _truncated(clipped, self._step).sum(0)
+                self._sum[name] += _truncated_sum(clipped, self._step)
         for name, total in self._sums_of_further(further).items():
             self._further[name] += total
 
@@ -138,7 +138,7 @@ class ClippedSum:
         """The sums over units of the schedule's own coordinates."""
         if self._step is None:
             return sums_of(coordinates, self._dtypes)
-        return {name: _truncated(values, self._step).sum() for name, values in coordinates.items()}
+        return {name: _truncated_sum(values, self._step) for name, values in coordinates.items()}
 
     def _clipped(self, row: Tensor, factors: Tensor) -> Tensor:
         """The units times their factors; integers on a grid."""
@@ -177,9 +177,15 @@ def step_of(clip_norm: float) -> float:
     return float(2.0 ** (exponent - 31 - (mantissa == 0.5)))
 
 
-def _truncated(rows: Tensor, step: float | None) -> Tensor:
-    """The rows in multiples of step, in float64, in which few enough of them add up exactly; None: as they are."""
-    return rows if step is None else rows.double().mul_(1 / step).trunc_().mul_(step)
+def _truncated_sum(rows: Tensor, step: float | None) -> Tensor:
+    """The sum of the rows in multiples of step, in float64, exact of few enough of them; None: as they are."""
+    if step is None:
+        return rows.sum(0)
+    multiples = rows.detach().double().mul_(1 / step)
+    if multiples.device.type != "cpu":
+        return multiples.trunc_().sum(0).mul_(step)
+    np.trunc(multiples.numpy(), out=multiples.numpy())  # in an eighth of torch's time
+    return multiples.sum(0).mul_(step)
 
 
 def _blocks(rows: Tensor) -> list[slice]:

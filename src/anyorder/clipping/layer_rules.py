@@ -80,6 +80,7 @@ class Books:
         expected: how many uses of each parameter backward may come to; counted here.
         enter: takes each use that backward comes to.
         tables: the parameters that are read by lookups alone, and how.
+        note: reads rows of a table by a function of ids, and writes that down; None where nobody does.
     """
 
     parameters: dict[str, Tensor]
@@ -88,6 +89,7 @@ class Books:
     expected: Counter[str]
     enter: Callable[[ParameterView, Use], None]
     tables: Mapping[str, Table]
+    note: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor] | None = None
 
     def tensor(self, part: ParameterView) -> Tensor:
         """The part of the parameter itself."""
@@ -668,10 +670,12 @@ def rows_of(source: Tensor | Table) -> int:
     return len(source) if isinstance(source, Tensor) else source.num_rows
 
 
-def _read(source: Tensor | Table, ids: Tensor) -> Tensor:
+def _read(source: Tensor | Table, ids: Tensor, note: Callable[..., Tensor] | None = None) -> Tensor:
     """(*ids.shape, D)."""
     if isinstance(source, Tensor):
         return F.embedding(ids, source)
+    if note is not None:
+        return note(functools.partial(_read, source), ids)
     if ids.dtype not in (torch.int64, torch.int32):
         raise ModelError(f"ids of rows must be torch.int64 or torch.int32, got {ids.dtype}")
     if ids.numel() and not _within(ids, source.num_rows):  # an id is data: the message has none
@@ -694,7 +698,7 @@ class Lookup(torch.autograd.Function):
     def forward(ctx: Any, anchor: Any, books: Any, part: Any, padding: Any, ids: Tensor, source: Any) -> Any:
         ctx.books, ctx.part, ctx.padding, ctx.size = books, part, padding, rows_of(source)
         ctx.save_for_backward(ids)
-        return _read(source, ids)
+        return _read(source, ids, books.note)
 
     @staticmethod
     @backward_as_forward
@@ -717,7 +721,7 @@ class Bag(torch.autograd.Function):
         if isinstance(source, Tensor):
             ctx.save_for_backward(ids, weights, F.embedding(ids, source) if weighted else None)
             return _by_torch(source, ids, mode, padding, weights)
-        rows = _read(source, ids)
+        rows = _read(source, ids, books.note)
         ctx.save_for_backward(ids, weights, rows if weighted else None)
         return _bags(rows, ids, mode, padding, weights)
 

@@ -345,7 +345,8 @@ class Pass:
             raise TooLarge(max(1, min(size - 1, direct_bytes // each)))
 
     def _books(self, anchor: Tensor) -> Books:
-        return Books(self.parameters, self._dtypes, anchor, self._expected, self._enter, self._tables.by_name)
+        note = None if self.tape is None else self.tape.read
+        return Books(self.parameters, self._dtypes, anchor, self._expected, self._enter, self._tables.by_name, note)
 
     def _replayed(self, call: Replay, root: Tensor, direct_bytes: int | None) -> tuple[Tensors, Tensors, Tensor]:
         """The same by a program. Where that fails, running the model as ever tells why."""
@@ -900,7 +901,7 @@ class _GhostJob:
             return self._of_nobody()
         chunks = None if chunk_size is None else _chunks_of(self.groups, chunk_size)
         held = (*self.parameters.values(), *self.call.tensors)
-        if chunks is None and isinstance(self.call, Replay) and not self.tables.by_name:
+        if chunks is None and isinstance(self.call, Replay):
             program = self.call.program
             untried = program.tape is None and program.tries < TAPE_TRIES
             if untried and held[0].device.type == "cpu" and torch.is_grad_enabled():

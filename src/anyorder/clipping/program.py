@@ -487,6 +487,10 @@ def _needed(nodes: Sequence[_Operation], needed: set[int]) -> list[tuple[int, _O
     return kept[::-1]
 
 
+_READS_ONLY: dict[str, Any] = {"tags": (), "_schema": types.SimpleNamespace(is_mutable=False)}
+"""What an operation of ATen that draws nothing and writes no tensor of a pass tells of itself."""
+
+
 class TapeRecorder(private.DispatchMode):  # type: ignore[misc]
     """Writes down what a program does, while it is active around its run and around its backward pass.
 
@@ -567,6 +571,19 @@ class TapeRecorder(private.DispatchMode):  # type: ignore[misc]
         if func._schema.is_mutable or len(self._held) > before or not numbers:  # else other objects for what is known
             self.nodes.append(_Operation(func, template, keywords, numbers, None, False))
         return result
+
+    def read(self, function: Callable[[Tensor], Tensor], ids: Tensor) -> Tensor:
+        """Rows of a table that stands elsewhere: one operation, whatever is done to have them."""
+        look = functools.partial(function)
+        vars(look).update(_READS_ONLY)
+        with self.paused():
+            rows = look(ids)
+        if self.problem is None:
+            try:
+                self.nodes.append(_Operation(look, (self._said(ids),), {}, (self._made(rows),), None, False))
+            except NotRecorded as error:
+                self.stop(str(error))
+        return rows
 
     def _check(self, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
         tags = func.tags
@@ -712,8 +729,10 @@ class Recorder(private.DispatchMode):  # type: ignore[misc]
     def __init__(self, snapshot: "Snapshot") -> None:
         super().__init__()
         self._snapshot = snapshot
-        self._numbers: dict[int, int] = {}
-        self._held: list[Tensor] = []  # by number: no id is used again
+        # By id, and only weakly: a pass needs no more memory while it is written down. An id that is used again is told
+        # by the reference, which is then to another tensor, or to none.
+        self._numbers: dict[int, tuple[int, weakref.ref[Tensor]]] = {}
+        self._count = 0
         self._nodes: list[_Operation] = []
         self._outside: set[int] = set()  # memory that the program must not write
         self._paused = False
@@ -730,9 +749,10 @@ class Recorder(private.DispatchMode):  # type: ignore[misc]
         self._constants = {self._number(tensor): owned[name] for name, tensor in constants.items()}
         self._buffers = set(self._constants) - {n for n, t in self._constants.items() if isinstance(t, nn.Parameter)}
         for tensor in self._snapshot.tensors:
-            if id(tensor) not in self._numbers and not tensor.requires_grad:
+            if self._known(tensor) is None and not tensor.requires_grad:
                 self._constants[self._number(tensor)] = tensor
-        self._outside = {private.memory(t) for t in self._held}
+        before = *inputs, *copies.values(), *constants.values(), *self._constants.values()
+        self._outside = {private.memory(t) for t in before}
         device = inputs[0].device.type
         self._autocast = device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
 
@@ -741,8 +761,18 @@ class Recorder(private.DispatchMode):  # type: ignore[misc]
         self.problem = self.problem or problem
 
     def _number(self, tensor: Tensor) -> int:
-        number = self._numbers[id(tensor)] = len(self._held)
-        self._held.append(tensor)
+        number, self._count = self._count, self._count + 1
+        self._numbers[id(tensor)] = number, weakref.ref(tensor)
+        return number
+
+    def _known(self, tensor: Tensor) -> int | None:
+        number, reference = self._numbers.get(id(tensor), (None, None))
+        return number if reference is not None and reference() is tensor else None
+
+    def _known_number(self, tensor: Tensor) -> int:
+        number = self._known(tensor)
+        if number is None:
+            raise NotRecorded("a tensor that no operation of the pass made")
         return number
 
     # -- what runs ---------------------------------------------------------------------------------------------------
@@ -803,9 +833,7 @@ class Recorder(private.DispatchMode):  # type: ignore[misc]
     def _said(self, value: Any) -> Any:
         """An argument as a program has it."""
         if isinstance(value, Tensor):
-            if id(value) not in self._numbers:
-                raise NotRecorded("a tensor that no operation of the pass made")
-            return _Slot(self._numbers[id(value)])
+            return _Slot(self._known_number(value))
         if isinstance(value, (list, tuple)):
             return tuple(map(self._said, value))
         if type(value) not in _VALUES:
@@ -818,7 +846,7 @@ class Recorder(private.DispatchMode):  # type: ignore[misc]
             if type(tensor) is not Tensor or tensor.layout is not torch.strided:
                 raise NotRecorded("a result that is no ordinary tensor")
             # What is written in place is the tensor that it was.
-            known = self._numbers.get(id(tensor))
+            known = self._known(tensor)
             numbers.append(self._number(tensor) if known is None else known)
         return tuple(numbers)
 
@@ -846,17 +874,15 @@ class Recorder(private.DispatchMode):  # type: ignore[misc]
             if self.problem is None and not self._snapshot.holds():
                 self.refuse("forward changed what it may read")
             if self.problem is None:
-                outputs = (
-                    tuple([self._numbers[id(t)] for t in differentiable]), tuple([self._numbers[id(t)] for t in others])
-                )  # fmt: skip
+                outputs = tuple(map(self._known_number, differentiable)), tuple(map(self._known_number, others))
                 self.program = PassProgram(
                     self._size, self._nodes, self._inputs, self._copies, self._constants, self._buffers, outputs,
                     output, self._autocast,
                 )  # fmt: skip
-        except (KeyError, NotRecorded) as error:
+        except NotRecorded as error:
             self.refuse(repr(error))
         finally:
-            self._numbers, self._held, self._nodes, self._constants = {}, [], [], {}
+            self._numbers, self._nodes, self._constants = {}, [], {}
 
 
 def _has_tensor(value: Any) -> bool:

@@ -98,6 +98,8 @@ class Layout:
         parts = [_tensor(value).reshape(-1) for value in values]
         dtype = torch.float64 if any(part.dtype == torch.float64 for part in parts) else torch.float32
         vector = torch.cat([part.to("cpu", dtype) for part in parts])  # a copy, which nobody else writes
+        if vector.sum().isfinite():  # faster than the look at each, and true of finite numbers alone
+            return vector
         return vector if vector.isfinite().all() else None
 
     def named(self, vector: Tensor) -> dict[str, Tensor]:
@@ -259,7 +261,7 @@ def sum_of_nobody(layout: Layout, dtype: torch.dtype, release: Release, cut: Cut
 
 
 class Round:
-    """A round that is open: messages come one by one, in any order, and are added up in the memory of one.
+    """A round that is open: messages come one by one, in any order, and are added up in the memory of one, or 2 MB.
 
         sum over users of  message * min(1, clip_norm / ||message||)
 
@@ -294,6 +296,7 @@ class Round:
         self._dtype = torch.float64 if release.plan.grid is None else torch.int64
         self._sums = torch.zeros(layout.size, dtype=self._dtype)  # what others have added up
         self._users: set[int | str] = set()
+        self._waiting: list[Tensor] = []  # messages that are in, and added up together
         self._step, self._clip_norm = release.steps_taken, release.clip_norm
         self._open = self._whole = True  # whole: the sum is that of the messages of these users, and of no others
         self._free = threading.RLock()  # of the thread: one that was interrupted with it does not wait for itself
@@ -312,7 +315,9 @@ class Round:
         Cost: O(size).
         """
         with self._adding(None if user is None else [user]):
-            self._add(self._layout.flat(message)[None])
+            self._waiting.append(self._layout.flat(message))
+            if len(self._waiting) * self._layout.size >= BLOCK:
+                self._add_waiting()
 
     def add_rows(self, users: Iterable[Any] | None, rows: Any) -> None:
         """Add many users' messages, which are vectors already: the fast way for simulations.
@@ -362,6 +367,9 @@ class Round:
         """
         with self._free, self._alone():
             self._check_open()
+            self._whole = False
+            self._add_waiting()
+            self._whole = True
             parts = self._clipped.finish()
             vector = torch.cat([parts[name].reshape(-1) for name in self._pieces.shapes]) + self._sums
             further = [parts[name].reshape(1) for name in parts.keys() - self._pieces.shapes.keys()]
@@ -389,7 +397,7 @@ class Round:
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _ended(self) -> None:
-        self._open = False
+        self._open, self._waiting = False, []
         self._end()
 
     def _check_open(self) -> None:
@@ -444,6 +452,11 @@ class Round:
     def _add(self, rows: Tensor) -> None:
         if len(rows):
             self._clipped.add(self._pieces.named(rows), torch.arange(len(rows)), complete=True)
+
+    def _add_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        if waiting:
+            self._add(torch.stack(waiting))
 
     def _is_possible(self, own: Tensor, most: int) -> bool:
         """Whether so many cut messages can have this sum, and the model's precision the mean: a public rule.

@@ -13,6 +13,7 @@ from typing import Any
 
 from anyorder.accounting.curves import Curve, Gaussian, compose
 from anyorder.accounting.gaussian import NEIGHBOURS, compose_mus
+from anyorder.accounting.risk import Reach, reach
 from anyorder.accounting.selection import step_mu
 from anyorder.checks import final
 from anyorder.errors import ArgumentError, CertificateError
@@ -35,7 +36,7 @@ from anyorder.patterns import Participation
 from anyorder.plan.cost import check_plan
 from anyorder.plan.isolation import Isolation, read_isolation
 from anyorder.plan.plan import FORMAT as PLAN_FORMAT
-from anyorder.plan.plan import Plan, checked_plan, close, plan_of
+from anyorder.plan.plan import Plan, attack_text, checked_plan, close, plan_of, promised
 from anyorder.plan.receipt import Receipt, ReceiptTree, receipt_key, receipt_root, receipts
 from anyorder.strategy.sensitivity import sensitivity
 
@@ -282,6 +283,11 @@ class Certificate:
         """
         return max(self.plan.epsilon, self.curve.epsilon(self.plan.delta)) if self.earlier else self.plan.epsilon
 
+    @property
+    def reach(self) -> Reach:
+        """What the strongest attacker reaches by the claim of the run: computed here, and in no file."""
+        return reach(self.curve) if self.earlier else self.plan.reach
+
     def save(self, path: str | Path) -> None:
         """Write the certificate as JSON."""
         save_json(path, {
@@ -300,10 +306,11 @@ class Certificate:
 
     def facts(self) -> list[tuple[str, str]]:
         """(name, text): the plan's, and what is known after the run. `print(certificate)` shows them."""
-        first, *rest = self.plan.facts()
+        first, attacks, *rest = self.plan.facts()
         if self.earlier:
             steps = ", ".join(str(one) for _, one in self.earlier)
-            together = f"epsilon <= {rounded_up(self.epsilon)} at delta = {self.plan.delta:g}"
+            together = promised(self.epsilon, self.plan.delta, self.curve.mu)
+            attacks = ("attacks", attack_text(self.reach))
             first, rest = ("privacy", f"{together}, of this run and of what was released before it was started over"), [
                 ("started over", f"{counted(len(self.earlier), 'time')}, after {steps} step(s)"),
                 ("one run", first[1]),
@@ -313,7 +320,16 @@ class Certificate:
         stated = [("stated", f"by the owner: {text}") for text in self.stated]
         apart = [] if self.isolation is None else self.isolation.facts()
         of = [("weights", f"named, by {counted(len(self.weights), 'digest')}")] if self.weights else []
-        return [first, *realised, *rest, *apart, ("steps", f"{self.steps} of {self.plan.n} taken"), *of, *stated]
+        return [
+            first,
+            attacks,
+            *realised,
+            *rest,
+            *apart,
+            ("steps", f"{self.steps} of {self.plan.n} taken"),
+            *of,
+            *stated,
+        ]
 
     def _repr_html_(self) -> str:
         return html_table(self.facts())

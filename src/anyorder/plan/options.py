@@ -205,6 +205,7 @@ INSTEAD = {
 SEVERAL = {
     **INSTEAD,
     "noise_multiplier": "epsilon=, at which all orders are compared",
+    "risk": "epsilon=, at which all orders are compared",
     "loader": "dataset_size= and batch_size=: a loader has one order",
 }
 """The same of `anyorder.compare`."""

@@ -19,6 +19,7 @@ from anyorder.accounting.amplification.methods import Method, MonteCarlo
 from anyorder.accounting.amplification.monte_carlo import REPLAY
 from anyorder.accounting.curves import Curve
 from anyorder.accounting.gaussian import NEIGHBOURS
+from anyorder.accounting.risk import Reach, point_reach, reach
 from anyorder.accounting.selection import Counts, Selection, Top, check_selection, plan_curve, step_mu
 from anyorder.checks import final
 from anyorder.errors import CertificateError, PlanError
@@ -213,6 +214,16 @@ class Plan:
         return self.curve.epsilon(self.delta)
 
     @cached_property
+    def reach(self) -> Reach:
+        """What the strongest attacker reaches, as the card shows it; `curve` has its methods for any rate and prior.
+
+        Of a claim by samples, which have one point, what follows from that point, or from known batches.
+        """
+        if type(self.method) is MonteCarlo:
+            return point_reach(self.epsilon, self.delta, self.known_mu)
+        return reach(self.curve)
+
+    @cached_property
     def known_epsilon(self) -> float | None:
         """The epsilon if all batches became known, at `delta`, rounded up; None where no draws are secret."""
         return None if self.known_mu is None else gdp_epsilon(self.known_mu, self.delta)
@@ -368,7 +379,8 @@ class Plan:
         sens = self.sensitivity
         norm, divisor = f"L2 norm {self.clip_norm:g}", self.batch_size
         rows = [
-            ("privacy", f"epsilon <= {rounded_up(self.epsilon)} at delta = {self.delta:g}"),
+            ("privacy", promised(self.epsilon, self.delta, self.mu)),
+            ("attacks", attack_text(self.reach)),
             *self._large_delta(),
             *self._searched(),
             ("protects", f"one {self.unit} ({_NEIGHBOUR_TEXTS[self.neighbours]})"),
@@ -379,9 +391,7 @@ class Plan:
         ]
         if not self.participation.secret:
             kind = "exact" if sens.exact else "upper bound"
-            whole = "" if self.selection is None else " with the selection"
-            told = "" if self.mu is None else f"; mu = {self.mu:.5g} (Gaussian DP{whole})"
-            rows.append(("sensitivity", f"{sens.value:.5g} clip norms ({kind}){told}"))
+            rows.append(("sensitivity", f"{sens.value:.5g} clip norms ({kind})"))
         if type(self.participation) is KnownOrder:
             mus = self.unit_mus()
             spread = f"mu from {mus.min():.4g} to {mus.max():.4g}, median {np.median(mus):.4g}"
@@ -446,6 +456,17 @@ class Plan:
 
     def __str__(self) -> str:
         return "\n".join(f"{name:>14}  {text}" for name, text in self.facts())
+
+
+def promised(epsilon: float, delta: float, mu: float | None) -> str:
+    """The promise in a line: mu first where it is exactly that of a Gaussian, from which all the rest follows."""
+    told = f"epsilon <= {rounded_up(epsilon)} at delta = {delta:g}"
+    return told if mu is None else f"mu = {mu:.5g} (Gaussian DP): {told}"
+
+
+def attack_text(found: Reach) -> str:
+    """What a promise means, in a line."""
+    return f"an attacker who accuses 1 % wrongly finds at most {rounded_up(100 * found.found, 3)} %"
 
 
 def _digest(data: dict[str, Any]) -> str:

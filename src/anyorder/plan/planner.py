@@ -3,15 +3,16 @@
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from math import frexp, inf, nextafter
+from math import exp, frexp, inf, log, nextafter
 from typing import Any, Literal, NamedTuple
 
 from anyorder import checks
 from anyorder.accounting.amplification.bound import calibrate_amplified, method_named
-from anyorder.accounting.amplification.methods import Method
+from anyorder.accounting.amplification.methods import Method, MonteCarlo
 from anyorder.accounting.amplification.mixture import reach
 from anyorder.accounting.amplification.secret_order import AmplifiedOrder, SampledOrder
-from anyorder.accounting.gaussian import NEIGHBOURS, calibrate_gaussian
+from anyorder.accounting.gaussian import NEIGHBOURS, calibrate_gaussian, gdp_epsilon
+from anyorder.accounting.risk import Risk
 from anyorder.accounting.selection import Selection, check_selection, for_epsilon, for_sigma, plan_curve, shared
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.participation import KnownOrder
@@ -42,8 +43,9 @@ from anyorder.plan.options import (
     says_instead,
 )
 from anyorder.plan.plan import Plan
+from anyorder.roots import bisect, doubled, just_below
 from anyorder.strategy import Strategy
-from anyorder.strategy.sensitivity import rounding, sensitivity
+from anyorder.strategy.sensitivity import known_sensitivity, rounding, sensitivity
 from anyorder.workload import Workload, from_optimizer
 from anyorder.workload import check_kind as check_workload
 
@@ -61,6 +63,7 @@ def plan(
     epsilon: float | None = None,
     delta: float,
     noise_multiplier: float | None = None,
+    risk: tuple[str, float] | tuple[str, float, float] | None = None,
     clip_norm: float = 1.0,
     unit: str | int | Callable[[Any], Any] = "example",
     neighbours: Neighbours = "zero-out",
@@ -96,7 +99,10 @@ def plan(
             `fit_named`), "poisson" (independent noise and order "poisson"), or a `Strategy`. Or one of these with its
             options: `anyorder.mechanism`.
         epsilon: target epsilon; the noise is the least that keeps (epsilon, delta). Or
-        noise_multiplier: noise_std / clip_norm, as DP-SGD means it, and epsilon follows. Exactly one of the two.
+        noise_multiplier: noise_std / clip_norm, as DP-SGD means it, and epsilon follows. Or
+        risk: ("advantage", most), an attacker's TPR - FPR, or ("tpr", fpr, most): how many of those who took part it
+            may find, as shares, where it wrongly accuses a share fpr of the others; the noise is the least that keeps
+            it, and epsilon at delta follows. Exactly one of the three. It takes the whole curve: no samples.
         delta: target delta.
         clip_norm: L2 bound on one unit's gradient in one step.
         unit: what is protected, in a word: see `Plan`. With a loader, the place of each example's unit in a batch, as
@@ -108,7 +114,9 @@ def plan(
         fit, and where no mechanism keeps to the memory.
     Cost: that of the fit, seconds for 1000 steps; fits are kept on disk.
     """
-    budget = _budget(epsilon=epsilon, noise_multiplier=noise_multiplier)  # before a fit that may take long
+    wanted = None if risk is None else Risk(risk)
+    asked_for = {} if wanted is None else {"risk": wanted}
+    budget = _budget(epsilon=epsilon, noise_multiplier=noise_multiplier, **asked_for)  # before a fit that may take long
     checks.choice("neighbours", neighbours, NEIGHBOURS)
     delta = checks.probability("delta", delta)
     asked = mechanism_options(mechanism)
@@ -121,7 +129,7 @@ def plan(
         steps = _order_in_words(ordered, asked.mechanism, dataset_size, batch_size, epochs)
     unit = _unit_in_words(unit, loader)
     work = _workload(steps.order.n, optimizer)
-    target = {"epsilon": epsilon, "delta": delta}
+    target = {"epsilon": epsilon if wanted is None else gdp_epsilon(wanted.mu, delta) or None, "delta": delta}
     rule, chosen, on_device = _mechanism(asked, ordered, steps, work, limits_of(limits), target)
     if rule.secret and not rule.absence_moves_others and neighbours == "zero-out":
         neighbours = "add-or-remove"  # what the sampler's accounting is about
@@ -203,13 +211,14 @@ def with_budget(
     return replace(base, sigma=noise, selection=selection)
 
 
-def _budget(**given: float | None) -> dict[str, float | None]:
-    """By name: one number above 0, the others None."""
+def _budget(**given: Any) -> dict[str, Any]:
+    """By name: one number above 0, or a risk, the others None."""
     if sum(value is not None for value in given.values()) != 1:
         *names, last = given
         raise ArgumentError(f"exactly one of {', '.join(names)} and {last} must be given, got {given}")
-    checked = {name: None if value is None else checks.positive(name, value) for name, value in given.items()}
-    return {"epsilon": None, "noise_multiplier": None, "sigma": None, **checked}
+    free = (type(None), Risk)
+    checked = {name: value if type(value) in free else checks.positive(name, value) for name, value in given.items()}
+    return {"epsilon": None, "noise_multiplier": None, "sigma": None, "risk": None, **checked}
 
 
 # -- the order -------------------------------------------------------------------------------------------------------
@@ -386,10 +395,12 @@ def _visits(rule: Participation) -> int:
 def _noise(
     chosen: Strategy, rule: Participation, neighbours: str, delta: float, selection: Selection | None,
     method: Method | None, *,
-    epsilon: float | None, noise_multiplier: float | None, sigma: float | None,
+    epsilon: float | None, noise_multiplier: float | None, sigma: float | None, risk: Risk | None,
 ) -> tuple[float, Selection | None]:  # fmt: skip
-    """(the least sigma that keeps (epsilon, delta), or that of the multiplier; the selection with its own)."""
+    """(the least sigma that keeps (epsilon, delta) or the risk, or that of the multiplier; the selection's own)."""
     visits = _visits(rule)
+    if risk is not None:
+        return _noise_of_risk(chosen, rule, neighbours, selection, method, risk)
     if epsilon is None:
         if sigma is None:
             assert noise_multiplier is not None
@@ -410,6 +421,36 @@ def _noise(
         return plan_curve(sigma, chosen, rule, neighbours, "unit", beside).epsilon(delta)
 
     return for_epsilon(epsilon, total, selection, visits, cost)
+
+
+def _noise_of_risk(
+    chosen: Strategy, rule: Participation, neighbours: str, selection: Selection | None, method: Method | None,
+    risk: Risk,
+) -> tuple[float, Selection | None]:  # fmt: skip
+    """The same for a risk."""
+    if type(method) is MonteCarlo:
+        raise PlanError(
+            "risk= needs the whole curve, and samples hold for one delta: leave out method='monte_carlo', or give "
+            "epsilon="
+        )
+
+    def reached(sigma: float, beside: Selection | None = None) -> float:
+        return risk.of(plan_curve(sigma, chosen, rule, neighbours, "unit", beside, method))
+
+    # As much noise as keeps it where the order is known; a secret order needs no more.
+    sens = known_sensitivity(chosen, rule).value if rule.secret else 1.0
+    known = nextafter(NEIGHBOURS[neighbours] * sens / risk.mu * (1 + 2.0**-50), inf)
+    total = known if not rule.secret else _least_sigma(reached, risk.most, known)
+    return for_epsilon(risk.most, total, selection, _visits(rule), reached)
+
+
+def _least_sigma(reached: Callable[[float], float], most: float, known: float) -> float:
+    """The least sigma that keeps `most`, within 1e-6 of it, below `known` which does."""
+    found = just_below(lambda x: reached(exp(x)) / most - 1, log(known), -1.0, 1e-6)
+    if found is not None:
+        return exp(found[0])
+    outside, inside = doubled(lambda less: reached(known / less) > most, 1.0, 2.0, most=2.0**40)
+    return bisect(lambda sigma: reached(sigma) <= most, inside=known / outside, outside=known / inside, relative=1e-6)
 
 
 def _default_grid(clip_norm: float) -> float:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import exp, inf, nextafter
 from typing import Any, assert_never
@@ -16,6 +16,7 @@ from anyorder.accounting.amplification.mixture import check_fits
 from anyorder.accounting.amplification.monte_carlo import SampledInterval, mc_delta, mc_epsilon, mc_interval
 from anyorder.accounting.amplification.secret_order import AmplifiedOrder
 from anyorder.accounting.gaussian import NEIGHBOURS, gdp_delta, gdp_epsilon
+from anyorder.accounting.risk import TradeOff
 from anyorder.checks import final
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.formats import canonical, check_names
@@ -107,7 +108,7 @@ def check_relation(neighbours: str, participation: AmplifiedOrder, method: Metho
 
 @final
 @dataclass(frozen=True)
-class Amplified:
+class Amplified(TradeOff):
     """The curve of C G + noise over batches that a secret order draws.
 
     Its pair is that of `anyorder.accounting.amplification.mixture`. Never above that of those who know the draws.
@@ -184,6 +185,12 @@ class Amplified:
     def delta(self, epsilon: float, progress: Progress | None = None) -> float:
         """A delta that holds at epsilon, at or above the smallest."""
         return _delta(self, checks.real("epsilon", epsilon, low=0.0), progress)
+
+    @property
+    def _whole(self) -> "Amplified":
+        """Of samples, which hold for one point alone, the curve by the order's own method; of others itself."""
+        own = default_method(self.strategy, self.participation)
+        return replace(self, method=own) if type(self.method) is MonteCarlo else self
 
 
 _watch: ContextVar[Progress | None] = ContextVar("who is told how far samples are", default=None)

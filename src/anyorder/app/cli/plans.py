@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from anyorder.accounting.risk import RATES
 from anyorder.accounting.selection import read_words
 from anyorder.app import planning
 from anyorder.app.cards import card, comparison_table
@@ -48,6 +49,13 @@ def plan(
     epsilon: Epsilon = None,
     delta: Delta = 1e-5,
     noise_multiplier: Noise = None,
+    risk: Annotated[
+        str | None,
+        typer.Option(
+            help="In place of epsilon, what an attacker may reach: advantage:0.1, or tpr:0.01:0.05 (one who wrongly "
+            "accuses 0.01 of the others finds at most 0.05)."
+        ),
+    ] = None,
     order: Order = None,
     mechanism: MechanismName = "auto",
     estimator: Estimator = "full",
@@ -85,11 +93,11 @@ def plan(
     }  # fmt: skip
     orders = None
     if several is None:
-        chosen = planning.make_plan(noise_multiplier=noise_multiplier, order=order, **asked)
+        chosen = planning.make_plan(noise_multiplier=noise_multiplier, risk=_risk(risk), order=order, **asked)
     else:
         with Console(stderr=True).status("planning ..") as status:
-            if noise_multiplier is not None:
-                asked["noise_multiplier"] = noise_multiplier  # which is refused
+            refused = {"noise_multiplier": noise_multiplier, "risk": risk}
+            asked |= {name: value for name, value in refused.items() if value is not None}
             orders = compare(
                 several, progress=lambda word: status.update(f"planning order {word} .."), **from_flat(asked)
             )
@@ -121,6 +129,17 @@ def plan(
         console.print(planning.comparison(rows))
 
 
+def _risk(words: str | None) -> tuple[Any, ...] | None:
+    """Of the words of an option. Raises: ArgumentError."""
+    if words is None:
+        return None
+    name, *shares = words.split(":")
+    try:
+        return name, *map(float, shares)
+    except ValueError:
+        raise ArgumentError(f"risk must be advantage:SHARE or tpr:SHARE:SHARE, got {words!r}") from None
+
+
 @one_line_errors
 def epsilon(
     noise_multiplier: Annotated[
@@ -144,6 +163,9 @@ def epsilon(
     .. --epochs 3 for three passes, --order poisson for secret sampling,
     --mechanism tree for DP-FTRL.
 
+    It also says what that epsilon means: how many of those who took part the
+    strongest attacker finds, by how many others it accuses wrongly.
+
     For an ordinary DataLoader it also says what an accountant for Poisson
     sampling would print for the same run, which is not true of it.
     """
@@ -160,9 +182,16 @@ def epsilon(
             claim = planning.poisson_claim(noise_multiplier, batch_size, dataset_size, truth.n, delta)
     if as_json:
         sampled = {"poisson_epsilon": claim, "poisson_epsilon_holds": truth.participation.secret}
-        print_json({"epsilon": truth.epsilon, "delta": delta, "mu": truth.mu, "steps": truth.n, **sampled})
+        told = {"epsilon": truth.epsilon, "delta": delta, "mu": truth.mu, "steps": truth.n}
+        print_json({**told, "attacks": truth.reach.to_dict(), **sampled})
         return
-    print(f"epsilon = {rounded_up(truth.epsilon)} at delta = {delta:g} ({truth.participation.describe()})")
+    mu = "" if truth.mu is None else f"mu = {rounded_up(truth.mu)} (Gaussian DP), which is "
+    print(f"{mu}epsilon = {rounded_up(truth.epsilon)} at delta = {delta:g} ({truth.participation.describe()})")
+    print("What it means: the strongest attacker who wrongly accuses")
+    for fpr, tpr in zip(RATES, truth.reach.tprs, strict=True):
+        print(
+            f"{100 * fpr:>7g} % of those who took no part finds at most {rounded_up(100 * tpr, 3)} % of those who did"
+        )
     if claim is not None:
         q = batch_size / dataset_size
         print(

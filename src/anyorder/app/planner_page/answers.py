@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from anyorder import checks
+from anyorder.accounting.risk import RATES
 from anyorder.app.planning import poisson_claim
 from anyorder.errors import AnyorderError, ArgumentError, MissingDependencyError
 from anyorder.optimize import choose
@@ -347,7 +348,13 @@ def _piece(asked: PlanQuestion, chosen: Plan, rows: list[Piece], bound: float | 
         "kind": "plan", "steps": chosen.n, "order": chosen.participation.describe(),
         "needs": str(chosen.participation.needs), "secret": chosen.participation.secret, "epsilon": chosen.epsilon,
         "delta": chosen.delta, "batch_size": asked.batch_size, "lower_bound": bound, "rows": rows,
+        "attacks": attacks_on(chosen),
     }  # fmt: skip
+
+
+def attacks_on(chosen: Plan) -> list[list[float]]:
+    """[FPR, TPR at most] of the strongest attacker, in the rows of a table."""
+    return [list(pair) for pair in zip(RATES, chosen.reach.tprs, strict=True)]
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from anyorder.app.planner_page.answers import (
     PlanQuestion,
     Sweep,
     answer,
+    attacks_on,
     bound_of,
     cells,
     field_of,
@@ -205,7 +206,7 @@ def _sigma(grid: Grid, epsilon: float, delta: float) -> Piece:
     """Of all known orders: Gaussian DP with mu = 1 / sigma, whatever the order."""
     whole = _settings(grid, order="fixed", batch_size=grid.dataset_size, epochs=1, epsilon=epsilon, delta=delta)
     found = plan(epsilon=epsilon, mechanism="independent", **whole.arguments())
-    return {"sigma": found.sigma, "epsilon": found.epsilon}
+    return {"sigma": found.sigma, "epsilon": found.epsilon, "attacks": attacks_on(found)}
 
 
 def _poisson(grid: Grid, batch: int, epochs: int, epsilon: float, delta: float) -> Piece:

@@ -91,7 +91,12 @@ function drawSummary(answer) {
   if (plain && plain !== best) facts.push(fact("below independent noise", `${digits(plain.error / best.error, 3)} ×`));
   facts.push(fact("epsilon that holds", promised(answer.epsilon, 4)));
   if (best.known_epsilon !== null) facts.push(fact("if batches were known", promised(best.known_epsilon, 4)));
-  $("summary").replaceChildren(...facts, make("div", {class: "wide"}, `${answer.order}. Needs: ${answer.needs}.`));
+  const percent = (share) => `${promised(100 * share, 3)} %`;
+  const attacks = answer.attacks.map(([fpr, tpr]) => make("tr", {}, make("td", {}, percent(fpr)), make("td", {}, percent(tpr))));
+  $("summary").replaceChildren(...facts, make("div", {class: "wide"}, `${answer.order}. Needs: ${answer.needs}.`),
+    make("table", {id: "attacks"}, make("caption", {}, "What it means: the strongest attacker"),
+      make("thead", {}, make("tr", {}, make("th", {scope: "col"}, "wrongly accuses, of those who took no part"), make("th", {scope: "col"}, "finds at most, of those who did"))),
+      make("tbody", {}, ...attacks)));
 }
 
 // Perceived lightness falls evenly: dark is much noise, or a large epsilon.

@@ -48,7 +48,7 @@ function kept(grid) {
       const other = sampled(s);
       if (other && other.row) rows.push(other.row);
       told({kind: "plan", steps: fit.steps, order: fit.order, needs: fit.needs, secret: false, epsilon: noise.epsilon,
-        delta: s.delta, batch_size: s.batch_size, lower_bound: fit.bound * noise.sigma, rows});
+        delta: s.delta, batch_size: s.batch_size, lower_bound: fit.bound * noise.sigma, attacks: noise.attacks, rows});
       told({kind: "end"});
     },
     async sampled() {},
