@@ -131,7 +131,7 @@ def test_memory_in_vectors_and_rows_in_a_step_bound_the_choice():
     found = [flat_plan(**sizes, memory=memory, max_cost=5).strategy for memory in (0, 1, 2, 3)]
     for memory, strategy in enumerate(found):
         assert strategy == next(one for one in free if one.state_rows <= memory and one.cost <= 5).strategy
-    assert [one.state_rows for one in found] == [0, 1, 2, 3]
+    assert [one.state_rows for one in found] == [0, 1, 2, 2]  # three vectors gain less than 1 %
     assert flat_plan(**sizes).strategy == free[0].strategy
     assert flat_plan(**sizes, memory=0, max_cost=1).strategy == Independent(60)
     kind = next(one for one in free if one.name.startswith("banded inverse") and one.cost <= 5)

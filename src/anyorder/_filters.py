@@ -12,9 +12,10 @@ import scipy
 from numpy.typing import NDArray
 from scipy.fft import irfft, next_fast_len, rfft
 
-__all__ = ["fftconvolve", "lfilter"]
+__all__ = ["complex_product", "fftconvolve", "lfilter"]
 
 Floats = NDArray[np.float64]
+Numbers = NDArray[Any]
 
 
 def lfilter(b: Any, a: Any, x: Floats, axis: int = -1) -> Floats:
@@ -39,4 +40,9 @@ def fftconvolve(first: Floats, second: Floats) -> Floats:
     """As `scipy.signal.fftconvolve`: the full convolution of (n,) and (m,) numbers."""
     length = len(first) + len(second) - 1
     size = next_fast_len(length, real=True)
-    return np.asarray(irfft(rfft(first, size) * rfft(second, size), size)[:length])
+    return np.asarray(irfft(complex_product(rfft(first, size), rfft(second, size)), size)[:length])
+
+
+def complex_product(first: Numbers, second: Numbers) -> Numbers:
+    """Entry by entry, each product rounded by itself: NumPy's own fuses sums where a processor can."""
+    return np.asarray(np.einsum("...,...->...", first, second))

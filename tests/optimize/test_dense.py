@@ -140,7 +140,7 @@ def test_separated_participations_do_not_meet() -> None:
     assert np.abs((found.C.T @ found.C)[gaps >= 6]).max() < 1e-12
     bound = sensitivity(Dense(found.C), participation)
     assert bound.exact
-    assert bound.value == pytest.approx(1, rel=1e-9)
+    assert bound.value == pytest.approx(1, rel=1e-7)  # the bands are float32
     assert found.lower < found.upper < 1.2 * found.lower
 
 

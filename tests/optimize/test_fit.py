@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.ranking import assert_ranked
 
 import anyorder as ao
 from anyorder import workload as W
@@ -77,8 +78,7 @@ def test_nothing_correlated_helps_where_a_unit_is_in_every_step() -> None:
 def test_choice_is_ranked_and_true(participation: Participation, objective: str) -> None:
     A = W.momentum(24, 0.5)
     found = choose(A, participation, objective=objective)
-    losses = [candidate.loss for candidate in found]
-    assert losses == pytest.approx(sorted(losses), rel=2e-6)
+    assert_ranked(found)
     assert len({candidate.name for candidate in found}) == len(found)
     for c in found:
         assert c.loss == pytest.approx(LOSSES[objective](c.strategy, A, participation))
@@ -130,8 +130,8 @@ def test_columns_of_one_norm_where_units_keep_apart() -> None:
     assert len(rescaled) >= 2
     for c in rescaled:
         assert c.loss < 0.999 * losses[c.name.removesuffix(", rescaled")]
-        np.testing.assert_allclose(c.strategy.column_norms_squared(), 1.0)
-        assert c.sensitivity >= np.sqrt(10) * (1 - 1e-12)
+        np.testing.assert_allclose(c.strategy.column_norms_squared(), 1.0, rtol=1e-6)  # scales are float32
+        assert c.sensitivity >= np.sqrt(10) * (1 - 1e-6)
 
 
 def test_cost_of_a_step() -> None:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr, ndtr
 
-from anyorder._filters import fftconvolve
+from anyorder._filters import complex_product, fftconvolve
 from anyorder.accounting import gdp_mu
 from anyorder.accounting.amplification.mixture import absolute_columns
 from anyorder.accounting.amplification.secret_order import SecretOrder
@@ -31,6 +31,7 @@ from anyorder.participation import FixedOrder, SingleEpoch
 from anyorder.patterns import Listed, Participation, PerEpoch
 from anyorder.roots import crossing
 from anyorder.strategy import cache
+from anyorder.strategy.arithmetic import coarse, dot, exps, times
 from anyorder.strategy.banded import fit_banded
 from anyorder.strategy.banded_inverse import BandedInverse, fits_banded_inverse
 from anyorder.strategy.base import DENSE_STEPS, Strategy
@@ -41,6 +42,7 @@ from anyorder.strategy.independent import Independent
 from anyorder.strategy.registry import kind_of
 from anyorder.strategy.rescaled import normalised
 from anyorder.strategy.restarted_blt import fits_restarted
+from anyorder.strategy.rounding import rounded
 from anyorder.strategy.toeplitz import (
     Problem,
     ToeplitzBanded,
@@ -85,6 +87,7 @@ _WIDTH = 0.15  # of losses that count as at the threshold, at least
 _QUIET = 0.02  # a mu below which the Gaussian beside the mixture is left out
 _RIDGE = 1e-9
 _STEP = 0.5  # of log sigma
+_WEIGHT_BITS = 14  # that fits go by: the last ones are of the library that factored the Gram matrix
 _CELL, _CELLS = 0.01, 1 << 14  # of the grid of losses
 
 
@@ -121,7 +124,7 @@ class Guess:
             return Noise(self.most * math.sqrt(G[0, 0]), np.ones(1))
         spread = _Spread(self, G)
         sigma = self.solve(spread.delta, float(G.max()))
-        return Noise(sigma, spread.weights(sigma))
+        return Noise(sigma, coarse(spread.weights(sigma), _WEIGHT_BITS))
 
     def solve(self, delta: Callable[[float], float], largest: float) -> float:
         """The sigma at which the curve is at delta, not above that of known bins of the largest squared mean."""
@@ -195,14 +198,14 @@ def composed(guess: Guess, grams: Sequence[Floats]) -> Noise:
             cells = np.zeros(_CELLS)
             np.add.at(cells, below % _CELLS, weights - share)
             np.add.at(cells, (below + 1) % _CELLS, share)
-            spectrum *= np.fft.rfft(cells / cells.sum())
+            spectrum = complex_product(spectrum, np.fft.rfft(cells / cells.sum()))
         law: Floats = np.fft.irfft(spectrum, _CELLS)
         losses: Floats = _CELL * np.fft.fftfreq(_CELLS, 1 / _CELLS).astype(np.float64)
         mu = math.sqrt(sum(part[0] ** 2 for part in parts))
         return float(np.maximum(law, 0.0) @ _gaussian_delta(mu, guess.epsilon - losses))
 
     sigma = guess.solve(delta, sum(float(G.max()) for G in grams))
-    return Noise(sigma, spreads[0].weights(sigma))
+    return Noise(sigma, coarse(spreads[0].weights(sigma), _WEIGHT_BITS))
 
 
 def _gaussian_delta(mu: float, epsilon: Floats) -> Floats:
@@ -265,12 +268,12 @@ class Weighted(Problem):
             p[start : start + length] += np.abs(c[:length])
         both = np.concatenate([self.kernel[:0:-1], self.kernel])
         moved = fftconvolve(p, both)[b - 1 : b - 1 + n]
-        moved[n - b :] -= self.ends @ p[n - b :]
+        moved[n - b :] -= times(self.ends, p[n - b :])
         gradient = np.zeros(len(c))
         for start in range(0, n, b):
             length = min(len(c), n - start)
             gradient[:length] += moved[start : start + length]
-        return float(p @ moved), 2 * gradient * np.where(c < 0, -1.0, 1.0)
+        return dot(p, moved), 2 * gradient * np.where(c < 0, -1.0, 1.0)
 
 
 # -- the judge ------------------------------------------------------------------------------------------------------
@@ -279,8 +282,10 @@ Series = Callable[[Weighted, Floats], Valued]
 
 _MOST_BINS = 1024  # whose Gram matrix is looked at; of more, those in the middle
 _ROUNDS = 8
+_SAME = 1e-9  # a relative difference of losses that is one of rounding
 _GAIN, _STEADY = 1e-4, 0.1  # of a round, and what its weights may move: less of both, and the search is over
 _LEAST_WEIGHT = 1e-6
+_DIGITS = 6  # after the point, of the logarithms of weights
 _START = 0.5  # of the weights of other bins, beside a bin's own 1
 _BANDS = (2, 4, 8, 16, 32, 64, 128)
 _BUFFERS = 3
@@ -455,7 +460,7 @@ def _restarted(judge: Judge) -> list[Strategy]:
 
 
 def _toeplitzes(judge: Judge, sizes: Sequence[int]) -> list[Strategy]:
-    search = _Search(judge, _toeplitz_loss, lambda x: ToeplitzBanded(np.concatenate([[1.0], x]), judge.rule.n), 0.0)
+    search = _Search(judge, _toeplitz_loss, lambda x: ToeplitzBanded(_series(x), judge.rule.n), 0.0)
     order = known_bins(judge.rule)
     found: list[Strategy] = []
     for bands in sizes:
@@ -467,7 +472,7 @@ def _toeplitzes(judge: Judge, sizes: Sequence[int]) -> list[Strategy]:
 
 
 def _inverses(judge: Judge, sizes: Sequence[int]) -> list[Strategy]:
-    search = _Search(judge, _inverse_loss, lambda x: BandedInverse(np.concatenate([[1.0], x]), judge.rule.n))
+    search = _Search(judge, _inverse_loss, lambda x: BandedInverse(_series(x), judge.rule.n))
     order = known_bins(judge.rule)
     if order is None:
         return []
@@ -497,12 +502,12 @@ class _Search:
     """
 
     def __init__(
-        self, judge: Judge, loss: Series, make: Callable[[Floats], Strategy], lowest: float | None = None
+        self, judge: Judge, loss: Series, make: Callable[[Floats], Strategy], lowest: float = -math.inf
     ) -> None:
         assert judge.bins is not None
         self.judge, self.loss, self.make, self.lowest = judge, loss, make, lowest
-        self.logs = np.log(np.concatenate([[1.0], np.full(min(judge.bins, _MOST_BINS) - 1, _START)]))
-        self.problem = Weighted(judge.workload, judge.bins, np.exp(self.logs), judge.objective)
+        self.logs = np.round(np.log(np.concatenate([[1.0], np.full(min(judge.bins, _MOST_BINS) - 1, _START)])), _DIGITS)
+        self.problem = Weighted(judge.workload, judge.bins, exps(self.logs), judge.objective)
 
     def __call__(self, starts: Sequence[Floats]) -> Strategy:
         """The best that is seen on the way, the starts among it."""
@@ -510,19 +515,24 @@ class _Search:
         best, x = min(tried, key=lambda one: one[0].loss)
         found = self.make(x)
         for _ in range(_ROUNDS):
-            self.problem.reweigh(np.exp(self.logs))
+            self.problem.reweigh(exps(self.logs))
             x, _value = descend(partial(self.loss, self.problem), x, max_iterations=200, restarts=2, gain=1e-8,
                                 lowest=self.lowest)  # fmt: skip
             strategy = self.make(x)
             judged = self.judge(strategy)
             gain = best.loss / judged.loss - 1
-            if gain > 0:
+            if gain > _SAME:
                 best, found = judged, strategy
-            moved = np.log(np.maximum(judged.noise.weights, _LEAST_WEIGHT)) - self.logs
+            weights = np.maximum(judged.noise.weights, _LEAST_WEIGHT)
+            moved = np.round(np.log(weights), _DIGITS) - self.logs
             self.logs = self.logs + moved / 2
             if gain < _GAIN and np.abs(np.expm1(moved / 2)).max() < _STEADY:
                 break
         return found
+
+
+def _series(x: Floats) -> Floats:
+    return rounded(np.concatenate([[1.0], x]))
 
 
 def _toeplitz_loss(problem: Weighted, x: Floats) -> Valued:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, assert_never
 
 import numpy as np
+from numpy.typing import NDArray
 
 from anyorder import checks
 from anyorder.errors import ArgumentError, PlanError
@@ -30,7 +31,7 @@ from anyorder.strategy.restarted_blt import fits_restarted, restartable
 from anyorder.strategy.sensitivity import rounding, sensitivity
 from anyorder.strategy.toeplitz import Problem, fits_toeplitz
 from anyorder.strategy.tree import fit_tree
-from anyorder.workload import Workload
+from anyorder.workload import Workload, custom
 from anyorder.workload.given import GivenWorkload
 
 MAX_COST = 32.0
@@ -45,7 +46,9 @@ _EASY = 512  # and to `_TOLERANCE`; beyond, that of the mean is 0.1 % low, and t
 _BANDED = 768  # and column-by-column bands are fitted
 _RESCALED = 2048
 _TOLERANCE = 1e-3  # relative gap of the dense optimum here
-_TIE = 1e-6
+_LEAST_MOVE = 3e-3  # of a step, beside the step that moves most, where the dense optimum is solved
+_AS_GOOD = 1.01  # times the least error
+_SAME = 1e-9  # a relative difference of losses that is one of rounding
 _KNOWN = 3  # of the order without draws, beside those that are fitted to a secret claim
 
 
@@ -95,7 +98,11 @@ def choose(
     epsilon: float | None = None,
     delta: float | None = None,
 ) -> list[Candidate]:
-    """All strategies within the budget, the one of least error first; of equal ones the cheapest.
+    """All strategies within the budget: those within 1 % of the least error, simplest first; then the rest, by error.
+
+    Simpler is what fewer numbers describe (none for independent noise and trees, two for a buffer, one for a band of a
+    Toeplitz matrix, n for scales), then what keeps fewer vectors, then what has less error. Which one is first, and its
+    coefficients, are the same on every processor, see `anyorder.strategy.arithmetic`.
 
     Independent noise, the best tree, BLTs, banded inverses, banded Toeplitz; for orders shuffled every epoch BLTs that
     start anew; time rescaling where it is known which steps one unit takes, columns of norm 1 where they are only far
@@ -120,7 +127,7 @@ def choose(
     claim = _claim_needed(participation, epsilon, delta)
     if claim is not None:
         return _ranked(_amplified(Judge(workload, participation, objective, *claim), budget))
-    optimum = cached(partial(solve_dense, workload, participation, objective, tolerance=_TOLERANCE))
+    optimum = cached(partial(_optimum, workload, participation, objective))
     bound = _bound(workload, participation, objective, optimum)
     fits = _fits(workload, participation, objective, budget, optimum)
     return _ranked(_open(fits, workload, participation, objective, budget, bound))
@@ -150,7 +157,19 @@ def _open(
 
 
 def _ranked(found: Iterable[Candidate]) -> list[Candidate]:
-    return sorted(found, key=lambda c: (round(math.log(c.loss) / _TIE), c.state_rows, c.cost))
+    """Those that are as good as the best, the simplest first; then the others by error."""
+    by_loss = sorted(found, key=lambda c: c.loss)
+    near = sum(c.loss <= by_loss[0].loss * _AS_GOOD for c in by_loss)
+    return sorted(by_loss[:near], key=lambda c: (_numbers(c.strategy), c.state_rows, c.loss)) + by_loss[near:]
+
+
+def _numbers(strategy: Strategy) -> int:
+    """How many a strategy is described by: none for independent noise and trees, 2 for a buffer, n for scales."""
+    if isinstance(strategy, Rescaled):
+        return strategy.n + _numbers(strategy.strategy)
+    if isinstance(strategy, Dense):
+        return strategy.n**2
+    return sum(value.size for name, value in vars(strategy).items() if name[0] != "_" and isinstance(value, np.ndarray))
 
 
 def _amplified(judge: Judge, budget: _Budget) -> Iterator[Candidate]:
@@ -173,7 +192,7 @@ def _of_known_bins(judge: Judge, budget: _Budget) -> list[Strategy]:
     order = known_bins(judge.rule)
     if order is None:
         return []
-    optimum = cached(partial(solve_dense, judge.workload, order, judge.objective, tolerance=_TOLERANCE))
+    optimum = cached(partial(_optimum, judge.workload, order, judge.objective))
     fits = _fits(judge.workload, order, judge.objective, budget, optimum)
     known = _ranked(_open(fits, judge.workload, order, judge.objective, budget))[:_KNOWN]
     return [one.strategy for one in known if _can_be_made(one.strategy, judge.rule)]
@@ -205,7 +224,7 @@ def _bound(workload: Workload, participation: Participation, objective: str, opt
     options: dict[str, Any] = {"resolution": _DENSE, "tolerance": _TOLERANCE, "max_iterations": iterations}
 
     def answer() -> float:
-        if _shortened(workload, participation, objective):
+        if _shortened(workload, participation, objective) and _steady(workload) is workload:
             return optimum().lower  # which is needed in any case
         return lower_bound(workload, participation, objective, **options)
 
@@ -250,7 +269,7 @@ def _fits(
         question = {"workload": workload, "participation": participation, "objective": "mean"}
         yield from _kept("low_ranks", limits, fits, **question)
     if n <= _DENSE and budget.allows(0, n / 2):
-        yield Dense(optimum().C)
+        yield Dense(_rounded(optimum()))
 
 
 def _may_lie_anywhere(pattern: Pattern) -> bool:
@@ -273,7 +292,7 @@ def _low_rank(
     workload: Workload, participation: Participation, budget: _Budget, optimum: Callable[[], Optimum]
 ) -> list[Strategy]:
     """The dense optimum made short, and rescaled: ranks as long as the next one gains."""
-    best, least = Dense(optimum().C), math.inf
+    best, least = Dense(_rounded(optimum())), math.inf
     found: list[Strategy] = []
     for bands, rank in _LOW_RANK:
         if bands + rank >= workload.n or not budget.allows(rank, bands + rank + 1.0):
@@ -286,6 +305,29 @@ def _low_rank(
         least = loss
         found.append(scaled)
     return found
+
+
+def _optimum(workload: Workload, participation: Participation, objective: str) -> Optimum:
+    """The dense optimum from which candidates are made; `lower` is of `_steady`."""
+    return solve_dense(_steady(workload), participation, objective, tolerance=_TOLERANCE)
+
+
+def _steady(workload: Workload) -> Workload:
+    """Steps that move less than a hundredth of what others do, at the end of a schedule, move a hundredth.
+
+    What they move beside the others drowns in rounding, and then each processor finds another C.
+    """
+    A = workload.matrix()
+    moves = np.sqrt(np.square(A).sum(axis=0))
+    least = _LEAST_MOVE * moves.max()
+    weak = (moves > 0) & (moves < least)
+    return custom(A * np.where(weak, least / np.where(weak, moves, 1.0), 1.0)) if weak.any() else workload
+
+
+def _rounded(optimum: Optimum) -> NDArray[np.float64]:
+    """C in so few digits that all machines have the same, and no more error that matters: to 2^-16 of its largest."""
+    unit = 2.0**-16 * 2.0 ** math.frexp(1.37 * float(np.abs(optimum.C).max()))[1]  # it is often 1, but for rounding
+    return np.asarray(np.rint(optimum.C / unit) * unit + 0.0)  # of -0, 0
 
 
 def _restarted(workload: Workload, participation: Participation, objective: str, budget: _Budget) -> Iterator[Strategy]:
@@ -342,7 +384,7 @@ def _best_of_each(series: list[Strategy], workload: Workload, participation: Par
     best: dict[type, tuple[float, Strategy]] = {}
     for strategy in series:
         loss = error.rmse(strategy, workload, participation)
-        if type(strategy) not in best or loss < best[type(strategy)][0]:
+        if type(strategy) not in best or loss < best[type(strategy)][0] * (1 - _SAME):
             best[type(strategy)] = (loss, strategy)
     return [strategy for _, strategy in best.values()]
 

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from math import exp, frexp, inf, log, nextafter
+from math import ceil, exp, frexp, inf, ldexp, log, nextafter
 from typing import Any, Literal, NamedTuple
 
 from anyorder import checks
@@ -48,6 +48,8 @@ from anyorder.strategy import Strategy
 from anyorder.strategy.sensitivity import known_sensitivity, rounding, sensitivity
 from anyorder.workload import Workload, from_optimizer
 from anyorder.workload import check_kind as check_workload
+
+_NOISE_BITS = 24
 
 
 @says_instead(INSTEAD)
@@ -409,9 +411,9 @@ def _noise(
         return sigma, for_sigma(sigma, selection, visits)
     match rule:
         case SampledOrder():
-            total = rule.least_noise(chosen, epsilon, delta)
+            total = _rounded_up(rule.least_noise(chosen, epsilon, delta))
         case AmplifiedOrder():
-            total = calibrate_amplified(chosen, rule, epsilon, delta, method, neighbours)
+            total = _rounded_up(calibrate_amplified(chosen, rule, epsilon, delta, method, neighbours))
         case _ if not rule.secret:
             total = nextafter(NEIGHBOURS[neighbours] * calibrate_gaussian(epsilon, delta), inf)
         case _:
@@ -441,7 +443,7 @@ def _noise_of_risk(
     sens = known_sensitivity(chosen, rule).value if rule.secret else 1.0
     known = nextafter(NEIGHBOURS[neighbours] * sens / risk.mu * (1 + 2.0**-50), inf)
     total = known if not rule.secret else _least_sigma(reached, risk.most, known)
-    return for_epsilon(risk.most, total, selection, _visits(rule), reached)
+    return for_epsilon(risk.most, _rounded_up(total), selection, _visits(rule), reached)
 
 
 def _least_sigma(reached: Callable[[float], float], most: float, known: float) -> float:
@@ -451,6 +453,12 @@ def _least_sigma(reached: Callable[[float], float], most: float, known: float) -
         return exp(found[0])
     outside, inside = doubled(lambda less: reached(known / less) > most, 1.0, 2.0, most=2.0**40)
     return bisect(lambda sigma: reached(sigma) <= most, inside=known / outside, outside=known / inside, relative=1e-6)
+
+
+def _rounded_up(noise: float) -> float:
+    """To 24 binary digits: what a search finds differs in the tenth digit between processors; more noise is safe."""
+    mantissa, exponent = frexp(noise)
+    return ldexp(ceil(ldexp(mantissa, _NOISE_BITS)), exponent - _NOISE_BITS)
 
 
 def _default_grid(clip_norm: float) -> float:

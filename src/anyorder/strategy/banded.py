@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.linalg import block_diag, cholesky
-from scipy.linalg.lapack import dtrtri
+from scipy.linalg import block_diag
 
 from anyorder import checks
 from anyorder.checks import final, frozen
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.patterns import Groups, Listed, Participation, Pattern, Separated
+from anyorder.strategy.arithmetic import dot, gram_of_lower, lower_product, product, root_of
 from anyorder.strategy.base import Recurrence, Row, State, Strategy, Vector, check_lower_triangular, pack, unpack
 from anyorder.strategy.bound import Bound, better, roots, visits
 from anyorder.strategy.fitting import Valued, by_rows, descend, mostly_last, shuffled, stride
@@ -214,11 +214,12 @@ def units(strategy: Banded, listed: Listed) -> Floats:
 
 # Fits of banded strategies, every column its own: p n numbers, by quasi-Newton steps with exact gradients.
 #
-# With M = A^T A and K = C^-1 the loss is tr(K^T M K) and its gradient with respect to C is -2 K^T M K K^T. Where p <=
+# With B = A K and K = C^-1 the loss is tr(B^T B) and its gradient with respect to C is -2 B^T B K^T. Where p <=
 # b the participations of a unit meet no common row of C, so only the norms of the columns enter the sensitivity.
 
 
 _MAX_STEPS = 2048
+_FEW_BANDS = 64  # whose entries of a product are made by themselves
 
 
 def fit_banded(workload: Workload, participation: Participation, bands: int, *, max_iterations: int = 60) -> Banded:
@@ -271,20 +272,20 @@ def _fit_columns(A: Floats, like: Workload, pattern: Pattern, bands: int, max_it
     bands = min(bands, pattern.min_separation)
     groups = [np.arange(n)[:, None]] if stride(pattern) is None else pattern.disjoint()
     start = fit_toeplitz(Problem(like, pattern), bands).coefficients
-    scale = float(np.linalg.norm(A))
+    scale = math.sqrt(dot(A, A))
     loss = _BandedLoss(A / scale, bands, groups)
     x = loss.pack(np.repeat(start[:, None], n, axis=1))
     x, value = descend(loss, x, max_iterations=max_iterations, restarts=1, gain=1e-8)
-    return loss.matrix(loss.unpack(x)[0]), value * scale**2
+    return loss.matrix(rounded(loss.unpack(x)[0])), value * scale**2
 
 
 def epoch_factors(A: Floats, s: int) -> list[Floats]:
     """R_e with R_e^T R_e = the diagonal block of A^T A of each epoch: the workload of a C that starts anew in it."""
-    M = A.T @ A
+    M = product(A.T, A)
     factors = []
     for start in range(0, len(A), s):
         block = M[start : start + s, start : start + s]
-        factors.append(cholesky(block + 1e-13 * np.trace(block) * np.eye(s)))  # definite also for a rate of 0
+        factors.append(root_of(block + 1e-13 * np.trace(block) * np.eye(s)))  # definite also for a rate of 0
     return factors
 
 
@@ -298,10 +299,10 @@ def epoch_shares(losses: list[float]) -> Floats:
 
 
 class _BandedLoss:
-    """|| A C^-1 ||_F^2 over the entries of C's bands, whose columns are normalised pattern by pattern."""
+    """|| A C^-1 ||_F^2, A lower triangular, over the entries of C's bands; columns normalised by pattern."""
 
     def __init__(self, A: Floats, bands: int, groups: Groups) -> None:
-        self.M, self.n, self.groups = A.T @ A, len(A), groups
+        self.A, self.n, self.groups = A, len(A), groups
         self.rows, self.columns = np.nonzero(np.arange(bands)[:, None] + np.arange(self.n) < self.n)
         self.bands = bands
 
@@ -319,6 +320,16 @@ class _BandedLoss:
             norms[steps] = np.sqrt(squares[steps].sum(axis=1))[:, None]
         return raw / norms, norms
 
+    def inverse(self, bands: Floats) -> Floats:
+        """C^-1, a row after the other."""
+        K = np.zeros((self.n, self.n))
+        for t in range(self.n):
+            first = max(0, t - self.bands + 1)
+            row = bands[t - np.arange(first, t), np.arange(first, t)]
+            K[t, :t] = -(row[:, None] * K[first:t, :t]).sum(axis=0) / bands[0, t]
+            K[t, t] = 1 / bands[0, t]
+        return K
+
     def matrix(self, bands: Floats) -> Floats:
         """C, (n, n)."""
         C = np.zeros((self.n, self.n))
@@ -329,12 +340,15 @@ class _BandedLoss:
         bands, norms = self.unpack(x)
         if (bands[0] <= 0).any():
             return math.inf, np.zeros_like(x)
-        K, _ = dtrtri(self.matrix(bands), lower=1)
-        MK = self.M @ K
-        value = float(np.einsum("ij,ij->", K, MK))
-        full = (K.T @ MK) @ K.T
-        gradient = np.zeros_like(bands)
-        gradient[self.rows, self.columns] = -2 * full[self.rows + self.columns, self.columns]
+        K = self.inverse(bands)
+        B = lower_product(self.A, K)
+        value, G = dot(B, B), gram_of_lower(B)
+        gradient = np.zeros_like(bands)  # -2 G K^T, in the bands
+        if self.bands <= _FEW_BANDS:
+            for band in range(self.bands):
+                gradient[band, : self.n - band] = -2 * (G[band:] * K[: self.n - band]).sum(axis=1)
+        else:
+            gradient[self.rows, self.columns] = -2 * product(G, K.T)[self.rows + self.columns, self.columns]
         # through the norms: remove what only rescales a pattern
         along = (gradient * bands).sum(axis=0)
         shares = np.empty(self.n)

@@ -10,10 +10,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from anyorder import checks
+from anyorder._filters import complex_product
 from anyorder.checks import final
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.patterns import Listed, Participation, Pattern, PerEpoch, Separated
 from anyorder.strategy import toeplitz
+from anyorder.strategy.arithmetic import expm1s, exps, log, logs, powers, times
 from anyorder.strategy.base import DENSE_STEPS, Recurrence, Row, State, Vector
 from anyorder.strategy.bound import Bound, UnitSquares, Visits, better, from_sum, largest, roots, visits
 from anyorder.strategy.fitting import OBJECTIVES, Valued, check_optimisable, descend, stride
@@ -66,9 +68,10 @@ class BLT(Toeplitz):
         """(m,) 1, then sums of powers: O(m num_buffers)."""
         m = self.n if m is None else m
         block = int(np.sqrt(m)) + 1  # decay^(block j + i) = (decay^block)^j decay^i: two short tables of powers
-        inner = self.decays ** np.arange(block)[:, None]
-        outer = self.scales * self.decays ** (block * np.arange(-(-m // block)))[:, None]
-        return np.concatenate([[1.0], (outer @ inner.T).ravel()])[:m]
+        decays = self.decays.tolist()
+        inner = np.array([[decay**i for decay in decays] for i in range(block)])
+        outer = self.scales * np.array([[decay ** (block * j) for decay in decays] for j in range(-(-m // block))])
+        return np.concatenate([[1.0], _tabled(outer, inner)])[:m]
 
     def noising_coefficients(self, m: int | None = None) -> Floats:
         """(m,) 1, then -scales . M^(t-1) 1 with M = diag(decays) - 1 scales^T: O(m num_buffers)."""
@@ -169,13 +172,21 @@ def _impulse(q: Floats, F: Floats, v: Floats, length: int) -> Floats:
     inner = np.empty((block, len(q)))
     for i in range(block):
         inner[i] = q
-        q = q @ F
-    jump = np.linalg.matrix_power(F, block)
+        q = times(F.T, q)
+    jump = _power(F[None], block)[0]
     outer = np.empty((-(-length // block), len(v)))
     for j in range(len(outer)):
         outer[j] = v
-        v = jump @ v
-    return np.asarray((outer @ inner.T).ravel()[:length])
+        v = times(jump, v)
+    return _tabled(outer, inner)[:length]
+
+
+def _tabled(outer: Floats, inner: Floats) -> Floats:
+    """The sums over buffers of outer_j inner_i, j by j."""
+    table = np.zeros((len(outer), len(inner)))
+    for own, within in zip(outer.T, inner.T, strict=True):
+        table += own[:, None] * within
+    return table.ravel()
 
 
 def _energies(q: Floats, F: Floats, length: int) -> tuple[Floats, Floats]:
@@ -380,7 +391,7 @@ def fit_blts(workload: Workload, participation: Participation, buffers: int, obj
 
 def grown(loss: Callable[[Floats], Valued], n: int, buffers: int) -> list[Floats]:
     """The parameters of least loss with 1, 2, .. buffers: logs of the rates of decay, and of the scales."""
-    rates = np.linspace(math.log(2 / n), _FASTEST - 0.5, _STARTS)  # of decay, on a log scale
+    rates = np.linspace(log(2 / n), _FASTEST - 0.5, _STARTS)  # of decay, on a log scale
     x: Floats = np.zeros(0)
     least = math.inf
     found: list[Floats] = []
@@ -402,13 +413,13 @@ def blt_of(x: Floats, n: int) -> BLT:
     """The strategy of `grown` parameters."""
     decays, scales = _parameters(x)
     order = np.argsort(-decays)
-    return BLT(decays[order], scales[order], n)
+    return BLT(rounded_decays(decays[order]), rounded(scales[order]), n)
 
 
 def _square_root(n: int, m: int, slowest: float, fastest: float) -> Floats:
     """A start with c_t near t^(-1/2) / sqrt(pi) = (1/pi) integral e^(a/2) exp(-e^a t) da, summed at m places of a."""
-    a = np.linspace(min(math.log(slowest / n), fastest - 1.0), fastest, m)  # of few steps: one rate within the other's
-    return np.concatenate([a, a / 2 + math.log((a[1] - a[0]) / math.pi) - np.exp(a)])
+    a = np.linspace(min(log(slowest / n), fastest - 1.0), fastest, m)  # of few steps: one rate within the other's
+    return np.concatenate([a, a / 2 + log((a[1] - a[0]) / math.pi) - exps(a)])
 
 
 def _loss(workload: Workload, participation: Participation, objective: str) -> "partial[Valued]":
@@ -420,7 +431,7 @@ def _loss(workload: Workload, participation: Participation, objective: str) -> "
 def _parameters(x: Numbers) -> tuple[Numbers, Numbers]:
     """Decays exp(-exp(a)) and scales exp(b) from x = (a, b), in the last axis."""
     m = x.shape[-1] // 2
-    return np.exp(-np.exp(_clipped(x[..., :m]))), np.exp(x[..., m:])
+    return exps(-exps(_clipped(x[..., :m]))), exps(x[..., m:])
 
 
 def _clipped(a: Numbers) -> Numbers:
@@ -432,15 +443,15 @@ def series_loss(problem: Problem, x: Floats) -> Valued:
     """The loss from the first n coefficients of C."""
     m, n = len(x) // 2, problem.n
     decays, scales = _parameters(x)
-    powers = decays ** np.arange(n - 1)[:, None]
-    c = np.concatenate([[1.0], powers @ scales])
+    table = powers(decays, n - 1)
+    c = np.concatenate([[1.0], times(table, scales)])
     error, g_error = reciprocal(c, n, problem.error)
     sens, g_sens = problem.sens(c)
     g = (g_error * sens + error * g_sens)[1:]
-    by_scale = scales * (g @ powers)
-    by_decay = scales * ((g * np.arange(n - 1)) @ powers) / decays
+    by_scale = scales * times(table.T, g)
+    by_decay = scales * times(table.T, g * np.arange(n - 1)) / decays
     inside = (x[:m] < _FASTEST) & (x[:m] > _SLOWEST)
-    by_rate = np.where(inside, -by_decay * decays * np.exp(_clipped(x[:m])), 0.0)
+    by_rate = np.where(inside, -by_decay * decays * exps(_clipped(x[:m])), 0.0)
     return error * sens, np.concatenate([by_rate, by_scale])
 
 
@@ -470,7 +481,7 @@ class BLTLoss:
     def loss(self, x: Numbers) -> Numbers:
         """Squared loss for (batch, 2 m) parameters."""
         decays, scales = _parameters(x)
-        return self.sens(decays, scales) * self.error(decays, scales)
+        return complex_product(self.sens(decays, scales), self.error(decays, scales))
 
     def sens(self, decays: Numbers, scales: Numbers) -> Numbers:
         """Squared sensitivity for the worst pattern, (batch,).
@@ -480,17 +491,18 @@ class BLTLoss:
         head: Numbers = np.ones_like(scales[:, 0])
         if self.any_start:
             head = np.where(scales.sum(axis=1).real > 1, scales.sum(axis=1), head)
-        rates = -np.log(decays)
+        rates = -logs(decays)
         sums = rates[:, :, None] + rates[:, None, :]  # -log of decay_i decay_j
         buffers, total = np.zeros_like(decays), np.zeros_like(decays[:, 0])
         gaps = np.diff(self.steps, append=self.n)
         for gap in gaps:
-            total = total + (head + (scales * buffers).sum(axis=1)) ** 2
-            buffers = decays * buffers + 1
-            w = scales * buffers
-            series = np.expm1(-(gap - 1) * sums) / np.expm1(-sums)
+            here = head + complex_product(scales, buffers).sum(axis=1)
+            total = total + complex_product(here, here)
+            buffers = complex_product(decays, buffers) + 1
+            w = complex_product(scales, buffers)
+            series = expm1s(-(gap - 1) * sums) / expm1s(-sums)
             total = total + np.einsum("bi,bij,bj->b", w, series, w)
-            buffers = decays ** (gap - 1) * buffers
+            buffers = complex_product(exps(-(gap - 1) * rates), buffers)
         return total
 
     def error(self, decays: Numbers, scales: Numbers) -> Numbers:
@@ -504,19 +516,19 @@ class BLTLoss:
             q[:, -1] = 1.0
             if self.objective == "mean":
                 W, T = _batched_energies(q, F, length)
-                start = np.einsum("bij,bji->b", _transposed(F) @ W @ F, covariance)
+                start = np.einsum("bij,bji->b", _congruent(F, W), covariance)
                 noise = np.einsum("bi,bij,bj->b", G, (length + 1) * W - T, G)
                 total.append(weight * (start + noise) / self.n)
             if len(self.segments) > 1 or self.objective != "mean":
                 power = _power(F, length)
-                covariance = power @ covariance @ _transposed(power) + _batched_energy(G, _transposed(F), length)
+                covariance = _congruent(_transposed(power), covariance) + _batched_energy(G, _transposed(F), length)
                 if self.objective != "mean":
                     total.append(weight * covariance[:, -1, -1])
         if self.objective == "last":
             return total[-1]
         if self.objective == "max":
             top = max(value[0].real for value in total)
-            return np.asarray(top * sum((value / top) ** 24 for value in total) ** (1 / 24))
+            return np.asarray(top * exps(logs(np.sum([exps(24 * logs(value / top)) for value in total], axis=0)) / 24))
         return np.asarray(sum(total[1:], total[0]))
 
 
@@ -536,11 +548,11 @@ def _batched_energies(q: Numbers, F: Numbers, length: int) -> tuple[Numbers, Num
     Q = q[:, :, None] * q[:, None, :]
     W, T, P, done = np.zeros_like(F), np.zeros_like(F), np.broadcast_to(np.eye(F.shape[1]), F.shape), 0
     for bit in f"{length:b}":
-        T = T + _transposed(P) @ (T + done * W) @ P
-        W, P, done = W + _transposed(P) @ W @ P, P @ P, 2 * done
+        T = T + _congruent(P, T + done * W)
+        W, P, done = W + _congruent(P, W), _multiplied(P, P), 2 * done
         if bit == "1":
-            T = Q + _transposed(F) @ (T + W) @ F
-            W, P, done = Q + _transposed(F) @ W @ F, P @ F, done + 1
+            T = Q + _congruent(F, T + W)
+            W, P, done = Q + _congruent(F, W), _multiplied(P, F), done + 1
     return W, T
 
 
@@ -549,14 +561,28 @@ def _batched_energy(q: Numbers, F: Numbers, length: int) -> Numbers:
     Q = q[:, :, None] * q[:, None, :]
     W, P = np.zeros_like(F), np.broadcast_to(np.eye(F.shape[1]), F.shape)
     for bit in f"{length:b}":
-        W, P = W + _transposed(P) @ W @ P, P @ P
+        W, P = W + _congruent(P, W), _multiplied(P, P)
         if bit == "1":
-            W, P = Q + _transposed(F) @ W @ F, P @ F
+            W, P = Q + _congruent(F, W), _multiplied(P, F)
     return W
 
 
 def _power(F: Numbers, exponent: int) -> Numbers:
-    return np.linalg.matrix_power(F, exponent)
+    P = np.broadcast_to(np.eye(F.shape[1]), F.shape)
+    for bit in f"{exponent:b}":
+        P = _multiplied(P, P)
+        P = _multiplied(P, F) if bit == "1" else P
+    return P
+
+
+def _multiplied(A: Numbers, B: Numbers) -> Numbers:
+    """A B of small matrices, without a library whose order of sums is its own."""
+    return np.asarray(np.einsum("bij,bjk->bik", A, B))
+
+
+def _congruent(P: Numbers, W: Numbers) -> Numbers:
+    """P^T W P."""
+    return _multiplied(_multiplied(_transposed(P), W), P)
 
 
 def _transposed(matrices: Numbers) -> Numbers:

@@ -15,6 +15,7 @@ from anyorder import checks
 from anyorder.checks import final, frozen
 from anyorder.errors import PlanError
 from anyorder.patterns import Groups, Listed, Participation, PerEpoch, Separated, grouped
+from anyorder.strategy.arithmetic import coarse, exps, logs, solved, times
 from anyorder.strategy.banded import epoch_factors, epoch_shares, fit_banded
 from anyorder.strategy.base import DENSE_STEPS, Combination, Terms, check_lower_triangular, pack, unpack
 from anyorder.strategy.fitting import by_rows, disjoint, mostly_last
@@ -90,32 +91,32 @@ def log_gram(B: Floats) -> Floats:
     """log(L L^T) for L = `proportional`(B)."""
     norms = np.linalg.norm(B, axis=2)
     N = B / norms[:, :, None]
-    scale = 2 * np.log(norms.sum(axis=1))
-    return np.asarray(function(log, N @ N.transpose(0, 2, 1)) + scale[:, None, None] * np.eye(B.shape[1]))
+    scale = 2 * logs(norms.sum(axis=1))
+    return np.asarray(function(logarithm, N @ N.transpose(0, 2, 1)) + scale[:, None, None] * np.eye(B.shape[1]))
 
 
-def log(x: Floats) -> Floats:
+def logarithm(x: Floats) -> Floats:
     """The logarithm; of what is not above `TINY`, its."""
-    return np.asarray(np.log(np.maximum(x, TINY)))
+    return np.asarray(logs(np.maximum(x, TINY)))
 
 
 def function(f: Callable[[Floats], Floats], blocks: Floats) -> Floats:
     """F of symmetric blocks, through their eigenvalues."""
     if blocks.shape[1] == 1:
-        return f(np.maximum(blocks, TINY)) if f is not np.exp else np.exp(blocks)
+        return f(np.maximum(blocks, TINY)) if f is not exps else exps(blocks)
     values, Q = np.linalg.eigh(blocks)
-    if f is not np.exp:
+    if f is not exps:
         values = np.maximum(values, 1e-14 * values[:, -1:])
     return np.asarray((Q * f(values)[:, None, :]) @ Q.transpose(0, 2, 1))
 
 
-def constant_diagonal(logs: Floats) -> tuple[Floats, Floats, Floats, Floats]:
-    """V = exp(logs) scaled on both sides to a constant diagonal: log V, V^1/2, V^-1/2, the diagonal."""
-    V = function(np.exp, logs)
+def constant_diagonal(logarithms: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+    """V = exp(logarithms) scaled on both sides to a constant diagonal: log V, V^1/2, V^-1/2, the diagonal."""
+    V = function(exps, logarithms)
     d = np.sqrt(np.einsum("gii->gi", V))
     nu = np.square(d.mean(axis=1))
     V = V / (d[:, :, None] * d[:, None, :]) * nu[:, None, None]
-    return function(log, V), function(np.sqrt, V), function(lambda x: 1 / np.sqrt(x), V), nu
+    return function(logarithm, V), function(np.sqrt, V), function(lambda x: 1 / np.sqrt(x), V), nu
 
 
 def profile(X: Floats) -> Floats:
@@ -151,6 +152,12 @@ def profile(X: Floats) -> Floats:
 Blocks = list[Floats]  # for each group of patterns one (patterns, length, length) array
 
 _HISTORY = 20  # steps that the mixing remembers
+_ALIKE = 1e-12  # of the normal equations of unit rows
+# Steps come from eigendecompositions, whose last digits are a library's: rounded, they are the same, and so is what is
+# mixed of them, see `anyorder.strategy.arithmetic`. The loss at the optimum moves by the square of this.
+_DIGITS = 23  # of the logarithms; fewer where a coordinate has a small part of V or w
+_SHARE_BITS = 12
+_GRADED = 1e-4  # of the largest column's square: schedules that end near a rate of 0
 _LEAP = 3.0  # the furthest that mixing moves a logarithm
 _ASTRAY = 1e-3  # a relative fall of the dual after which mixing starts anew
 _RIDGE = 1e-15  # of the mean eigenvalue: keeps X finite where A has an empty column
@@ -275,7 +282,12 @@ def _ascend(A: Floats, groups: Groups, *, is_max: bool, tolerance: float, max_it
                 ascent.floor = max(ascent.floor / 5, tolerance / _OF_GAP)  # what is left of the gap is owed to it
                 memory.clear()
                 since.clear()
-        point = memory.mix(state.point, ascent.step(state), ascent.shares(state))
+        image = ascent.step(state)
+        units = ascent.units(image) * min(2.0**-_DIGITS, tolerance / 8)
+        point = memory.mix(
+            np.rint(state.point / units) * units, np.rint(image / units) * units,
+            coarse(ascent.shares(state), _SHARE_BITS),
+        )  # fmt: skip
     return _Found(ascent, best, nearest, scale, count)
 
 
@@ -360,6 +372,8 @@ class _Ascent:
     def __init__(self, A: Floats, groups: Groups, *, is_max: bool) -> None:
         self.A, self.groups, self.is_max, self.floor = A, groups, is_max, _FLOOR
         self.M = A.T @ A
+        moves = np.square(A).sum(axis=0)
+        self.is_graded = len(A) == len(moves) and not is_max and bool(moves.min() < _GRADED * moves.max())
 
     def start(self) -> Floats:
         """V = 1, equal w."""
@@ -375,14 +389,18 @@ class _Ascent:
             offset += math.prod(shape)
         log_weights = point[offset:]
         if self.is_max:
-            log_weights = log(_floored(np.exp(0.5 * (log_weights - log_weights.max())), self.floor / len(self.A)))
+            log_weights = logarithm(_floored(exps(0.5 * (log_weights - log_weights.max())), self.floor / len(self.A)))
         A = self.weighted(log_weights)
         factors = [constant_diagonal(block) for block in logs]
         logs, L, inverse, nu = (list(part) for part in zip(*factors, strict=True))
-        G = self._left(L, self._left(L, A.T @ A if self.is_max else self.M).T)
-        G[np.diag_indices_from(G)] += _RIDGE * np.trace(G) / len(G)
-        squares, Q = eigh(G, driver="evd", overwrite_a=True, check_finite=False)
-        values = np.sqrt(np.maximum(squares, _EPS * squares[-1]))
+        if self.is_graded:  # squares of the small ones would drown
+            _, values, right = svd(self._right(A, L), check_finite=False)
+            values, Q = np.maximum(values[::-1], _EPS * values[0]), right[::-1].T
+        else:
+            G = self._left(L, self._left(L, A.T @ A if self.is_max else self.M).T)
+            G[np.diag_indices_from(G)] += _RIDGE * np.trace(G) / len(G)
+            squares, Q = eigh(G, driver="evd", overwrite_a=True, check_finite=False)
+            values = np.sqrt(np.maximum(squares, _EPS * squares[-1]))
         X = []
         for steps, Li in zip(self.groups, inverse, strict=True):
             rows = Q[steps]
@@ -395,23 +413,34 @@ class _Ascent:
         if not self.is_max:
             return _flat([log_gram(block) for block in B], state.log_weights)
         # with U held the best L and w follow from each other: a power iteration
-        A, root = self.A, np.exp(0.5 * state.log_weights)
+        A, root = self.A, exps(0.5 * state.log_weights)
         U = (root[:, None] * self._projected(state.L, state.Q) / state.values) @ state.Q.T
         for _ in range(_ALTERNATIONS):
             L = [proportional(block) for block in B]
             root = np.maximum(np.einsum("ij,ij->i", self._right(A, L), U), TINY)
             root = np.sqrt(_floored(root, self.floor / len(self.A)))
             B = self._blocks(A.T * root, U)
-        return _flat([log_gram(block) for block in B], 2 * log(root))
+        return _flat([log_gram(block) for block in B], 2 * logarithm(root))
 
     def shares(self, state: _State) -> Floats:
         """What each coordinate of the point weighs in the mixing: the root of its part of V, of w."""
         parts = [np.repeat(v / state.total, L.shape[1] ** 2) for v, L in zip(state.nu, state.L, strict=True)]
-        return np.asarray(np.sqrt(np.concatenate([*parts, np.exp(state.log_weights)])))
+        return np.asarray(np.sqrt(np.concatenate([*parts, exps(state.log_weights)])))
+
+    def units(self, point: Floats) -> Floats:
+        """Of each coordinate's rounding: 1 over the root of its part of V or w, of the largest 1."""
+        diagonals, offset = [], 0
+        for g in self.groups:
+            k = g.shape[1]
+            block = point[offset : offset + len(g) * k * k].reshape(len(g), k, k)
+            diagonals.append(np.repeat(np.einsum("gii->gi", block).mean(axis=1), k * k))
+            offset += block.size
+        found = [part.max() - part for part in (np.concatenate(diagonals), point[offset:]) if part.size]
+        return np.asarray(np.ldexp(1.0, np.rint(np.concatenate(found) / (2 * math.log(2))).astype(int)))
 
     def weighted(self, log_weights: Floats) -> Floats:
         """diag(w)^1/2 A; A itself for the mean error."""
-        return np.exp(0.5 * log_weights)[:, None] * self.A if self.is_max else self.A
+        return exps(0.5 * log_weights)[:, None] * self.A if self.is_max else self.A
 
     def root(self, state: _State) -> Floats:
         """V^1/2, (n, n)."""
@@ -490,9 +519,17 @@ class _Anderson:
         if len(self._images) == 1:
             return image
         differences = np.diff(np.array(self._residuals), axis=0) * shares
-        weights = np.linalg.lstsq(differences.T, self._residuals[-1] * shares, rcond=1e-10)[0]
-        move = weights @ np.diff(np.array(self._images), axis=0)
+        weights = _least_squares(differences, self._residuals[-1] * shares)
+        move = (weights[:, None] * np.diff(np.array(self._images), axis=0)).sum(axis=0)
         return np.asarray(image - np.clip(move, -_LEAP, _LEAP))
+
+
+def _least_squares(rows: Floats, target: Floats) -> Floats:
+    """The weights w of least || w rows - target ||, rows of any size; a ridge keeps those that are alike together."""
+    lengths = np.sqrt(np.maximum(np.square(rows).sum(axis=1), TINY))
+    rows = rows / lengths[:, None]
+    normal = np.array([times(rows, row) for row in rows]) + _ALIKE * np.eye(len(rows))
+    return np.asarray(solved(normal[None], times(rows, target)[None])[0] / lengths)
 
 
 def _flat(logs: Blocks, log_weights: Floats) -> Floats:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.fft import irfft, next_fast_len, rfft
 
+from anyorder._filters import complex_product
 from anyorder.errors import PlanError
 from anyorder.formats import check_work
 from anyorder.patterns import Listed, Pattern, PerEpoch, Separated
@@ -379,7 +380,7 @@ def toeplitz_bound(c: Floats, k: int, s: int) -> float:
     rise = np.linspace(0.0, 1.0, s)[1:] if s > 1 else np.zeros(0)
     value, excess = np.zeros(()), 0.0
     for f in range(k):
-        h = irfft(transform * rfft(c[: (k - f) * s], size).conj(), size)[: (f + 1) * s]
+        h = irfft(complex_product(transform, rfft(c[: (k - f) * s], size).conj()), size)[: (f + 1) * s]
         distance = s * np.arange(f, 0, -1)[:, None]
         near, at, far = h[distance - s + 1], h[distance], h[distance + s - 1]
         above = np.concatenate([

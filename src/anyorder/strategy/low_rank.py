@@ -11,6 +11,7 @@ from anyorder.checks import final
 from anyorder.errors import ArgumentError
 from anyorder.patterns import Participation
 from anyorder.strategy import cache, dense
+from anyorder.strategy.arithmetic import inverse_of_lower, product, solved
 from anyorder.strategy.base import Recurrence, Row, State, Strategy, Vector, pack, unpack
 from anyorder.strategy.dense import Dense
 from anyorder.strategy.rounding import Change, inversion, norm, resolvent, root, rounded
@@ -22,6 +23,7 @@ Floats = NDArray[np.float64]
 
 PENALTY = 1e-12  # ridge of the alternating least squares, relative to the largest entry: keeps them solvable, no more
 SWEEPS = 200
+_UNIT = 2.0**-16
 
 
 @final
@@ -80,9 +82,9 @@ class BandedLowRank(Strategy):
             )
         num_bands = checks.integer("num_bands", num_bands, low=2, high=n)
         rank = checks.integer("rank", rank, low=1, high=n)
-        B: Floats = np.cumsum(strategy.noising_matrix(), axis=0)
+        B: Floats = np.cumsum(inverse_of_lower(strategy.matrix()), axis=0)
         left, right = _complete(B, num_bands - 1, rank, checks.integer("sweeps", sweeps, low=1))
-        kept = np.tril(np.triu(B, 2 - num_bands)) + np.tril(left @ right.T, 1 - num_bands)
+        kept = np.tril(np.triu(B, 2 - num_bands)) + np.tril(product(left, right.T), 1 - num_bands)
         K = np.diff(kept, axis=0, prepend=0.0)
         bands = np.zeros((n, num_bands))
         for band in range(num_bands):
@@ -106,7 +108,10 @@ class BandedLowRank(Strategy):
 
     def noising_matrix(self) -> Floats:
         """C^-1, (n, n)."""
-        K = np.tril(self.left @ self.right.T, -self.num_bands)
+        K = np.zeros((self.n, self.n))
+        for left, right in zip(self.left.T, self.right.T, strict=True):
+            K += np.outer(left, right)  # in this order on every processor, since scales are fitted to it
+        K = np.tril(K, -self.num_bands)
         for band in range(self.num_bands):
             K[np.arange(band, self.n), np.arange(self.n - band)] = self.bands[band:, band]
         return K
@@ -175,16 +180,23 @@ def _complete(B: Floats, p: int, rank: int, sweeps: int) -> tuple[Floats, Floats
     """
     n = len(B)
     lower = np.tril(B, -p)
-    left_vectors, values, _ = np.linalg.svd(lower)
-    left = left_vectors[:, :rank] * np.sqrt(values[:rank])
+    left = _leading(lower, rank)
     right = np.zeros((n, rank))
     penalty = PENALTY * max(float(np.abs(lower).max()), 1.0) * np.eye(rank)
     for _ in range(sweeps):
         moments = np.cumsum((left[:, :, None] * left[:, None, :])[::-1], axis=0)[::-1]
-        right[: n - p] = np.linalg.solve(moments[p:] + penalty, (lower.T @ left)[: n - p, :, None])[..., 0]
+        right[: n - p] = solved(moments[p:] + penalty, product(lower.T, left)[: n - p])
         moments = np.cumsum(right[:, :, None] * right[:, None, :], axis=0)
-        left[p:] = np.linalg.solve(moments[: n - p] + penalty, (lower @ right)[p:, :, None])[..., 0]
+        left[p:] = solved(moments[: n - p] + penalty, product(lower, right)[p:])
     return left, right
+
+
+def _leading(M: Floats, rank: int) -> Floats:
+    """(n, rank) left singular vectors times the roots of their values, in few digits, see `arithmetic`: a start."""
+    vectors, values, _ = np.linalg.svd(M)
+    vectors = vectors[:, :rank]
+    vectors = vectors * np.where(vectors.sum(axis=0) < 0, -1.0, 1.0)
+    return np.asarray(np.rint(vectors * np.sqrt(values[:rank]) / _UNIT) * _UNIT + 0.0)  # of -0, 0
 
 
 # -- fit -------------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from anyorder.checks import final
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.patterns import Groups, Listed, Participation, Pattern
 from anyorder.strategy import banded, blt, toeplitz
+from anyorder.strategy.arithmetic import dot, exps, inverse_of_lower, product, times
 from anyorder.strategy.banded import Banded
 from anyorder.strategy.base import DENSE_STEPS, Recurrence, Row, State, Strategy, Vector
 from anyorder.strategy.blt import BLT
@@ -209,18 +210,18 @@ def rescale(strategy: Strategy, workload: Workload, participation: Participation
         raise PlanError(f"rescaling needs to know which steps one unit takes (FixedOrder), got {participation!r}")
     if n > DENSE_STEPS or strategy.num_rows != n:
         raise PlanError(f"rescaling takes square strategies of at most {DENSE_STEPS} steps, got {strategy!r}")
-    C, K = strategy.matrix(), strategy.noising_matrix()
-    A = workload.matrix()
+    K, A = strategy.noising_matrix(), workload.matrix()
+    C = strategy.matrix() if isinstance(strategy, Toeplitz) else inverse_of_lower(K)
     groups = disjoint(participation)
-    X = np.abs(C.T @ C)
-    loss = _RescaledLoss((A.T @ A) * (K @ K.T), [X[g[:, :, None], g[:, None, :]] for g in groups], groups)
+    X = np.abs(product(C.T, C))
+    loss = _RescaledLoss(product(A.T, A) * product(K, K.T), [X[g[:, :, None], g[:, None, :]] for g in groups], groups)
     x, _ = descend(loss, np.zeros(n), restarts=1, gain=1e-9)
-    return Rescaled(strategy, loss.scales(x)[0])
+    return Rescaled(strategy, rounded(loss.scales(x)[0]))
 
 
 def normalised(strategy: Strategy) -> Rescaled:
     """The strategy with columns of norm 1: for orders in which any steps far enough apart may be one unit's."""
-    return Rescaled(strategy, np.sqrt(strategy.column_norms_squared()))
+    return Rescaled(strategy, rounded(np.sqrt(strategy.column_norms_squared())))
 
 
 class _RescaledLoss:
@@ -231,9 +232,9 @@ class _RescaledLoss:
 
     def scales(self, x: Floats) -> tuple[Floats, list[Floats]]:
         """s', and for each group the shares of the steps in their pattern's sum."""
-        result, shares = np.empty_like(x), []
+        result, shares, own = np.empty_like(x), [], exps(x)
         for steps, X in zip(self.groups, self.X, strict=True):
-            s = np.exp(x[steps])
+            s = own[steps]
             parts = X / (s[:, :, None] * s[:, None, :])
             sums = parts.sum(axis=(1, 2))
             shares.append(parts.sum(axis=2) / sums[:, None])
@@ -242,12 +243,12 @@ class _RescaledLoss:
 
     def __call__(self, x: Floats) -> Valued:
         s, shares = self.scales(x)
-        product = self.H @ s
-        along = 2 * product * s
+        moved = times(self.H, s)
+        along = 2 * moved * s
         gradient = along.copy()
         for steps, share in zip(self.groups, shares, strict=True):
             gradient[steps] -= share * along[steps].sum(axis=1)[:, None]
-        return float(s @ product), gradient
+        return dot(s, moved), gradient
 
 
 # -- rounding --------------------------------------------------------------------------------------------------------

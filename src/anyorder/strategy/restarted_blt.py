@@ -6,13 +6,14 @@ from typing import Any, assert_never
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.linalg import block_diag, lstsq, solve_triangular, toeplitz
+from scipy.linalg import block_diag, solve_triangular, toeplitz
 
 from anyorder import checks
 from anyorder._filters import fftconvolve
 from anyorder.checks import final, frozen
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.patterns import Listed, Participation, Pattern, PerEpoch, Separated
+from anyorder.strategy.arithmetic import dot, exps, log, logs, powers, product, times
 from anyorder.strategy.base import DENSE_STEPS, Recurrence, Row, State, Strategy, Vector
 from anyorder.strategy.blt import BLT
 from anyorder.strategy.bound import Bound, Visits, from_sum, roots, visits
@@ -274,6 +275,7 @@ _SHORT = 512  # steps of an epoch up to which more epochs are fitted
 _FITTED = 8  # epochs that are fitted; others take the parameters of the nearest one
 _FASTEST, _SLOWEST = 1.6, -30.0  # log of -log(decay)
 _FAST, _SCALE = -1.0, -1.5  # the fastest such decay and log scale at the start
+_SINGULAR = 1e-10
 _UNSTABLE = 10.0  # entries of T^-1 beyond this: its powers grow, and sums lose their digits
 _GAIN = 1e-8
 _ENTRIES = 1 << 15  # of a table in hand
@@ -353,7 +355,7 @@ def _refit(points: dict[int, Floats], pattern: PerEpoch, workload: Workload) -> 
 def _best(loss: "_EpochLoss", m: int, fewer: Floats | None, near: Floats | None) -> Floats:
     """The point of least loss with m buffers: from the neighbour's point, in the first epoch from spread decays."""
     if near is None:
-        rates = np.linspace(math.log(1 / loss.n), _FAST, m + 1)[1:]
+        rates = np.linspace(log(1 / loss.n), _FAST, m + 1)[1:]
         start = np.concatenate([rates, np.full(m, _SCALE), [0.0]])
     else:
         start = _with_slope(near)
@@ -372,7 +374,7 @@ def _split(x: Floats) -> Floats:
     """The same C with one buffer more: the last one becomes two of its decay, half its scale each."""
     m = len(x) // 2
     a, b, rest = x[:m], x[m : 2 * m].copy(), x[2 * m :]
-    b[-1] -= math.log(2)
+    b[-1] -= log(2)
     return np.concatenate([a, a[-1:], b, b[-1:], rest])
 
 
@@ -380,13 +382,14 @@ def _strategy(points: dict[int, Floats], losses: dict[int, "_EpochLoss"], order:
     """All epochs, with the norms of `epoch_shares`."""
     fitted = np.array(sorted(points))
     values = np.array([losses[e](points[e])[0] for e in fitted])
-    roots = np.sqrt(np.exp(np.interp(np.arange(order.k), fitted, np.log(values))))
+    roots = np.sqrt(exps(np.interp(np.arange(order.k), fitted, logs(values))))
     nearest = np.abs(np.arange(order.k)[:, None] - fitted).argmin(axis=1)
     table = np.array([points[e] for e in fitted])[nearest]
     m = table.shape[1] // 2
-    decays, scales = np.exp(-np.exp(np.clip(table[:, :m], _SLOWEST, _FASTEST))), np.exp(table[:, m : 2 * m])
-    shares = np.sqrt(roots / roots.sum())
-    return RestartedBLT(decays, scales, np.exp(table[:, -1]), shares, order.n, order.steps_per_epoch)
+    rates = np.clip(table[:, :m], _SLOWEST, _FASTEST)
+    decays, scales = rounded_decays(exps(-exps(rates))), rounded(exps(table[:, m : 2 * m]))
+    shares = rounded(np.sqrt(roots / roots.sum()))
+    return RestartedBLT(decays, scales, rounded(exps(table[:, -1])), shares, order.n, order.steps_per_epoch)
 
 
 def epoch_gram(workload: Workload, start: int, s: int) -> Floats:
@@ -398,17 +401,26 @@ def epoch_gram(workload: Workload, start: int, s: int) -> Floats:
     n, end = workload.n, start + s
     if n <= DENSE_STEPS or isinstance(workload, GivenWorkload):
         block = workload.matrix()[start:, start:end]
-        return np.asarray(block.T @ block)
+        return product(block.T, block)
     inside = _without_weights(workload, slice(start, end)).matrix() * workload.weights[start:end, None]
-    M = inside.T @ inside
+    M = product(inside.T, inside)
     if end < n:
         plain = _without_weights(workload, slice(0, n))
         rows = plain.apply_transposed(_units(n, np.unique([end, n - 1])))[start:end].T
         last = np.arange(max(s - 2, 0), s)
         later = workload.apply(_units(n, start + last))[end:]
-        mixing = lstsq(rows[:, last].T, later.T, cond=1e-10)[0]  # later = mixing^T rows
-        M += rows.T @ (mixing @ mixing.T) @ rows
+        mixing = times(_pseudo_inverse(rows[:, last].T)[:, None], later)  # later = mixing^T rows
+        both = np.array([times(mixing, row) for row in mixing])
+        M += (rows[:, :, None] * (both[:, :, None] * rows).sum(axis=1)[:, None]).sum(axis=0)
     return np.asarray(M)
+
+
+def _pseudo_inverse(R: Floats) -> Floats:
+    """Of one or two rows and columns: the inverse, unless R has rank 1."""
+    size = np.square(R).sum()
+    if R.shape == (2, 2) and abs(det := R[0, 0] * R[1, 1] - R[0, 1] * R[1, 0]) > _SINGULAR * size:
+        return np.array([[R[1, 1], -R[0, 1]], [-R[1, 0], R[0, 0]]]) / float(det)
+    return np.asarray(R.T / size)
 
 
 def _without_weights(workload: Workload, steps: slice) -> Workload:
@@ -441,9 +453,9 @@ class _EpochLoss:
     def __call__(self, x: Floats) -> Valued:
         m, n = len(x) // 2, self.n
         rates = np.clip(x[:m], _SLOWEST, _FASTEST)
-        decays, scales, weight = np.exp(-np.exp(rates)), np.exp(x[m : 2 * m]), np.exp(2 * x[-1])
-        powers = decays ** np.arange(n - 1)[:, None]
-        c = np.concatenate([[1.0], powers @ scales])
+        decays, scales, weight = exps(-exps(rates)), exps(x[m : 2 * m]), float(exps(2 * x[-1:])[0])
+        table = powers(decays, n - 1)
+        c = np.concatenate([[1.0], times(table, scales)])
         g = inverse_series(c, n)
         if not np.abs(g).max() < _UNSTABLE:
             return math.inf, np.zeros_like(x)
@@ -452,9 +464,9 @@ class _EpochLoss:
         # less beta y^T N y, with N = D M D
         v = np.cumsum(g)[::-1]
         y = fftconvolve(g, v)[:n]
-        moved = self.M @ (d * y)
-        form = (d * y) @ moved
-        denominator = 1 + weight * (v @ v)
+        moved = times(self.M, d * y)
+        form = dot(d * y, moved)
+        denominator = 1 + weight * dot(v, v)
         beta = weight / denominator
         to_d -= 2 * beta * y * moved
         to_y = -2 * beta * d * moved
@@ -462,9 +474,11 @@ class _EpochLoss:
         to_g += _correlated(to_y, v) + np.cumsum(to_v)[::-1]
         by_weight = (to_d / d).sum() / 2 - form / denominator**2
         to_c = (c * np.cumsum(to_d / d)[::-1] - _correlated(to_g, fftconvolve(g, g)[:n]))[1:]
-        by_decay = scales * ((to_c * np.arange(n - 1)) @ powers)  # times the decay
-        by_rate = np.where(rates == x[:m], -by_decay * np.exp(rates), 0.0)
-        return float(value - beta * form), np.concatenate([by_rate, scales * (to_c @ powers), [2 * weight * by_weight]])
+        by_decay = scales * times(table.T, to_c * np.arange(n - 1))  # times the decay
+        by_rate = np.where(rates == x[:m], -by_decay * exps(rates), 0.0)
+        return float(value - beta * form), np.concatenate(
+            [by_rate, scales * times(table.T, to_c), [2 * weight * by_weight]]
+        )
 
     def _without_total(self, d: Floats, g: Floats) -> tuple[float, Floats, Floats]:
         """tr(D M D R) and its gradients in d and g; R[u + lag, u] = sum_{i <= u} g_{i + lag} g_i.
@@ -481,7 +495,7 @@ class _EpochLoss:
             P = np.cumsum(later_g * own_g, axis=1)
             P *= diagonals
             by_d = np.einsum("lu,lu->u", P, later_d)
-            value += float(by_d @ own_d)
+            value += dot(by_d, own_d)
             to_d[:left] += by_d
             _add_skew_sums(to_d[first:], P * own_d)
             W = diagonals * later_d

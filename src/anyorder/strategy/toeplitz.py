@@ -7,17 +7,17 @@ from functools import cached_property, partial
 from typing import Any, TypeVar, assert_never
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import ArrayLike, NDArray
 from scipy.fft import irfft, next_fast_len, rfft
 from scipy.linalg import toeplitz
 
 from anyorder import checks
-from anyorder._filters import fftconvolve, lfilter
+from anyorder._filters import complex_product, fftconvolve, lfilter
 from anyorder.checks import final, frozen
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.formats import check_work
 from anyorder.patterns import Listed, Participation, Pattern, PerEpoch, Separated
+from anyorder.strategy.arithmetic import dot, exp, log, product, times, whole_power
 from anyorder.strategy.base import DENSE_STEPS, Combination, Recurrence, Row, State, Strategy, Terms, Vector
 from anyorder.strategy.bound import TOLERANCE, Bound, UnitSquares, Visits, better, from_sum, largest, roots, visits
 from anyorder.strategy.fitting import OBJECTIVES, Valued, check_optimisable, descend, shuffled, stride
@@ -103,7 +103,7 @@ def square_root_series(series: ArrayLike, m: int) -> Floats:
     h = np.zeros(m)
     h[0] = np.sqrt(f[0])
     for k in range(1, m):
-        h[k] = (f[k] - h[1:k] @ h[k - 1 : 0 : -1]) / (2 * h[0])
+        h[k] = (f[k] - dot(h[1:k], h[k - 1 : 0 : -1])) / (2 * h[0])
     return h
 
 
@@ -500,7 +500,8 @@ def _uncut(c: Floats, units: Visits, weights: Floats) -> UnitSquares:
     n = len(c)
     norms = np.cumsum(np.square(c))[::-1]
     size = next_fast_len(2 * n, real=True)
-    overlaps = irfft(np.square(np.abs(rfft(np.abs(c), size))), size)[:n]
+    spectrum = rfft(np.abs(c), size)
+    overlaps = irfft(complex_product(spectrum, spectrum.conj()), size)[:n]
 
     def entry(gaps: Integers, steps: Integers) -> Floats:
         pairs = np.where(gaps == 0, norms[steps], overlaps[gaps])
@@ -529,7 +530,7 @@ def _terms(strategy: Toeplitz, pattern: Pattern) -> int:
 T = TypeVar("T", bound=Toeplitz)
 _SHORT = 64  # coefficients up to which sums are taken directly, and the error is a form of so many rows
 _STAGES = ((1e1, 1e-8, 1), (1e3, 1e-8, 2), (1e5, 1e-9, 3))  # penalty on a rising c, gain, searches; then its majorant
-_BLOCK = 1 << 14  # steps in hand
+_SAME = 1e-9  # a relative difference of losses that is one of rounding
 _POWER = 48  # of the norm that stands for the maximum over rows
 
 
@@ -571,7 +572,7 @@ class Problem:
         """
         gaps = np.diff(self.steps)
         if len(self.steps) == 1 or len(c) <= gaps.min():
-            return len(self.steps) * float(c @ c), 2 * len(self.steps) * c
+            return len(self.steps) * dot(c, c), 2 * len(self.steps) * c
         n = self.n
         padded = np.zeros(n)
         padded[: len(c)] = np.abs(c)
@@ -583,7 +584,7 @@ class Problem:
         if free and np.isfinite(stiffness):
             rises = np.zeros(n + 1)
             rises[1:-1] = np.maximum(np.diff(padded), 0.0)
-            value += stiffness * float(rises @ rises)
+            value += stiffness * dot(rises, rises)
             gradient -= 2 * stiffness * np.diff(rises)
         return value, gradient[: len(c)] * np.where(c < 0, -1.0, 1.0)
 
@@ -595,7 +596,7 @@ class Problem:
             sums[t:] += c[: n - t]
         for t in self.steps:
             gradient[: n - t] += sums[t:]
-        return float(sums @ sums), 2 * gradient
+        return dot(sums, sums), 2 * gradient
 
     def _majorant_sens(self, c: Floats) -> Valued:
         """The same of the non-increasing majorant; its entries are those of c at the places `source`."""
@@ -611,7 +612,7 @@ class Problem:
             a = self.workload.toeplitz_coefficients()
             mean = self.objective == "mean"  # a Toeplitz A: the last row is the largest
             weights = (self.n - np.arange(self.n)) / self.n if mean else np.ones(self.n)
-            short = cached(partial(_lagged_products, a, weights, min(_SHORT, self.n)))
+            short = cached(partial(_lagged_products, a, mean, min(_SHORT, self.n)))
 
             def error(d: Floats) -> Valued:
                 small = len(d) <= _SHORT
@@ -628,7 +629,7 @@ class Problem:
             return lambda d: _largest_row(A, d)
         if self.objective == "last":
             return lambda d: _row_error(A[-1], d)
-        Q = _lagged(A.T @ A) / self.n
+        Q = _lagged(product(A.T, A)) / self.n
         return lambda d: _quadratic(Q[: len(d), : len(d)], d)
 
 
@@ -637,17 +638,23 @@ def _toeplitz_error(a: Floats, weights: Floats, d: Floats) -> Valued:
     n = len(a)
     b = fftconvolve(a, d)[:n]
     weighted = weights * b
-    return float(weighted @ b), 2 * fftconvolve(weighted[::-1], a)[:n][::-1][: len(d)]
+    return dot(weighted, b), 2 * fftconvolve(weighted[::-1], a)[:n][::-1][: len(d)]
 
 
-def _lagged_products(a: Floats, weights: Floats, m: int) -> Floats:
-    """Q (m, m) with `_toeplitz_error` = d^T Q d: Q[i, j] = sum_t weights_t a_{t-i} a_{t-j}, a block of t at a time."""
-    padded = np.concatenate([np.zeros(m - 1), a])
+def _lagged_products(a: Floats, mean: bool, m: int) -> Floats:
+    """Q (m, m) with `_toeplitz_error` = d^T Q d: Q[i, j] = sum_t weights_t a_{t-i} a_{t-j}: O(n m).
+
+    With l = j - i and p_u = a_u a_{u+l} it is the sum of p_u over u < n - j, or of (n - j - u) p_u / n for the mean: a
+    cumulative sum, once or twice.
+    """
+    n = len(a)
     Q = np.zeros((m, m))
-    for start in range(0, len(a), _BLOCK):
-        part = weights[start : start + _BLOCK]
-        rows = sliding_window_view(padded[start : start + len(part) + m - 1], m)[:, ::-1]  # a_t, .., a_{t-m+1}
-        Q += (rows * part[:, None]).T @ rows
+    for lag in range(m):
+        sums = np.cumsum(a[: n - lag] * a[lag:])
+        if mean:
+            sums = np.cumsum(sums) / n
+        entries = sums[::-1][: m - lag]  # up to u = n - 1 - j, for j = lag, lag + 1, ..
+        Q[np.arange(m - lag), np.arange(lag, m)] = Q[np.arange(lag, m), np.arange(m - lag)] = entries
     return Q
 
 
@@ -655,12 +662,12 @@ def _row_error(row: Floats, d: Floats) -> Valued:
     """|| a D ||^2 for one row a: entries sum_u a_u d_{u-s}."""
     n = len(row)
     entries = fftconvolve(row[::-1], d)[:n]  # reversed
-    return float(entries @ entries), 2 * fftconvolve(entries, row)[n - 1 : n - 1 + len(d)]
+    return dot(entries, entries), 2 * fftconvolve(entries, row)[n - 1 : n - 1 + len(d)]
 
 
 def _quadratic(Q: Floats, d: Floats) -> Valued:
-    product = Q @ d
-    return float(d @ product), 2 * product
+    moved = times(Q, d)
+    return dot(d, moved), 2 * moved
 
 
 def _lagged(M: Floats) -> Floats:
@@ -675,11 +682,12 @@ def _largest_row(A: Floats, d: Floats) -> Valued:
     """The p-norm, p = 48, of the squared row norms of A D: above the largest by n^(1/p) at most."""
     n = len(A)
     spectrum = np.fft.rfft(d, 2 * n)
-    B = np.fft.irfft(np.fft.rfft(A[:, ::-1], 2 * n, axis=1) * spectrum, 2 * n, axis=1)[:, :n][:, ::-1]
+    products = complex_product(np.fft.rfft(A[:, ::-1], 2 * n, axis=1), spectrum)
+    B = np.fft.irfft(products, 2 * n, axis=1)[:, :n][:, ::-1]
     rows = np.square(B).sum(axis=1)
-    value = float(rows.max() * ((rows / rows.max()) ** _POWER).sum() ** (1 / _POWER))
-    shares = (rows / value) ** (_POWER - 1)
-    G = A.T @ (shares[:, None] * B)
+    value = float(rows.max() * exp(log(float(whole_power(rows / rows.max(), _POWER).sum())) / _POWER))
+    shares = whole_power(rows / value, _POWER - 1)
+    G = product(A.T, shares[:, None] * B)
     return value, 2 * np.array([np.trace(G, -lag) for lag in range(len(d))])
 
 
@@ -689,7 +697,7 @@ def reciprocal(y: Floats, m: int, gradient: Callable[[Floats], Valued]) -> Value
     value, g = gradient(x)
     square = lfilter([1.0], y, x) if len(y) <= _SHORT else fftconvolve(x, x)[:m]
     if len(y) <= _SHORT:
-        return value, -np.array([g[lag:] @ square[: m - lag] for lag in range(len(y))])
+        return value, -np.array([dot(g[lag:], square[: m - lag]) for lag in range(len(y))])
     return value, -fftconvolve(g[::-1], square)[:m][::-1][: len(y)]
 
 
@@ -739,12 +747,13 @@ def fit_all(
 
     def strategy(bands: int) -> tuple[T, float]:
         if bands not in made:
-            found = make(coefficients(bands), problem.n)
+            found = make(rounded(coefficients(bands)), problem.n)
             made[bands] = found, 0.0
             if shuffled(problem.pattern):
                 # the loss is of one pattern of many: by the sensitivity over all, fewer bands may serve better
                 own = found, _true_loss(problem, found)
-                made[bands] = own if bands == 1 else min(own, strategy(bands // 2), key=lambda one: one[1])
+                fewer = own if bands == 1 else strategy(bands // 2)
+                made[bands] = fewer if fewer[1] < own[1] * (1 - _SAME) else own
         return made[bands]
 
     return [strategy(checks.integer("bands", bands, low=1, high=problem.n))[0] for bands in sizes]

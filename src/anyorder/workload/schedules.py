@@ -16,18 +16,23 @@ Floats = NDArray[np.float64]
 def step_decay(n: int, every: int, factor: float) -> Floats:
     """factor^floor(t / every): a drop after every `every` steps, as torch's `StepLR`."""
     every = checks.integer("every", every, low=1)
-    drops = np.arange(checks.integer("n", n, low=1)) // every
-    return np.asarray(checks.probability("factor", factor) ** drops)
+    factor = checks.probability("factor", factor)
+    return np.array([factor ** (t // every) for t in range(checks.integer("n", n, low=1))])
 
 
 def cosine(n: int, final: float = 0.0) -> Floats:
     """(1 + cos(pi t / n)) / 2, from 1 down to `final`, as torch's `CosineAnnealingLR` with T_max = n."""
     final = checks.real("final", final, low=0.0, high=1.0)
-    result: Floats = (
-        final
-        + (1 - final) * (1 + np.array([math.cos(math.pi * t / n) for t in range(checks.integer("n", n, low=1))])) / 2
-    )
-    return result
+    return final + (1 - final) * (1 + _cosines(np.arange(checks.integer("n", n, low=1)) / n)) / 2
+
+
+def _cosines(turns: Floats) -> Floats:
+    """cos(pi x) for x in [0, 1], by its series: the cosine of a library of C has other last digits on some machines."""
+    squares = np.square(math.pi * np.minimum(turns, 1 - turns))
+    total = np.zeros_like(turns)
+    for i in reversed(range(12)):
+        total = total * squares + (-1) ** i / math.factorial(2 * i)
+    return np.where(turns > 0.5, -total, total)
 
 
 def linear_cooldown(n: int, start: float = 0.75, final: float = 0.05) -> Floats:

@@ -1,0 +1,34 @@
+"""Plans are the same to the last digit on every processor; `python -m benchmarks.digests` compares all of them."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+GOLDEN = Path(__file__).with_name("plans.json")
+# The dense optimum made short, of graded columns too; bands of columns; bands of epochs; buffers; the dense maximum.
+CHEAP = [
+    "fixed 60 cosine",
+    "separated 40",
+    "banded, 12 bands, shuffled 240",
+    "blt, 2 buffers, shuffled 240",
+    "fixed 60, max",
+]
+
+
+@pytest.mark.parametrize("words", ["Haswell, 2 threads", "SkylakeX, 1 thread", "Nehalem, the library of C too"])
+def test_plans_are_those_of_another_processor(words):
+    code = f"import json; from benchmarks.digests import *; print(json.dumps(under(KERNELS[{words!r}], {CHEAP})))"
+    root = Path(__file__).parents[2]
+    path = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, env=os.environ | {"PYTHONPATH": path}, capture_output=True, check=True
+    )
+    taken, found = json.loads(done.stdout)
+    if taken != [words.split(",")[0]]:
+        pytest.skip(f"the library took {taken}")
+    golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
+    assert {name: one[:2] for name, one in found.items()} == {name: golden[name] for name in CHEAP}
