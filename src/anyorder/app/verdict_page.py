@@ -85,7 +85,7 @@ def save_verdict(
 def _short(outcome: str, findings: Sequence[dict[str, Any]]) -> str:
     """The badge's words."""
     if outcome == HOLDS:
-        return f"epsilon {rounded_up(max(one['true'] for one in findings))} holds"
+        return f"epsilon {rounded_up(max(one['claimed'] for one in findings))} holds"
     return {FAILS: "epsilon does not hold", STOPPED: "script failed", NOTHING: "not private", WHAT_IF: "no claim"}[
         outcome
     ]
