@@ -2,14 +2,17 @@
 
 Rows: ours: the epsilon that holds for the order (`inf`: none follows from the loader; what was seen is then in the
 name); peer: the epsilon that an accountant for Poisson sampling prints (privacy loss distributions); ratio: printed
-over held: 1 or more where the print can be relied on. `python -m benchmarks.audits.scripts` writes the table of
-docs/check.md.
+over held: 1 or more where the print can be relied on. `python -m benchmarks.audits.scripts --write` computes the
+table of docs/check_scripts.md again.
 """
 
+import argparse
 import math
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -23,6 +26,8 @@ from benchmarks._report import Row
 from benchmarks.audits.scripts_data import SCRIPTS, Script
 
 _QUICK_STEPS = 2000
+_PAGE = Path(__file__).parents[2] / "docs" / "check_scripts.md"
+_BEGIN, _END = "<!-- table -->", "<!-- end of table -->"
 
 
 def sigma_of(script: Script) -> float:
@@ -82,16 +87,14 @@ def rows(quick: bool) -> Iterator[Row]:
 
 
 def page() -> Iterator[str]:
-    """The table in Markdown, and its summary."""
-    yield "| script | its loader | sigma | epochs | claimed | true | |"
-    yield "|---|---|---|---|---|---|---|"
-    verdicts: dict[str, int] = {}
-    ratios = []
+    """The lines of the summary, and then the table in Markdown."""
+    lines, verdicts, private, ratios = [], Counter[str](), Counter[str](), []
     for script in SCRIPTS:
         one = found(script)
-        verdicts[one.verdict] = verdicts.get(one.verdict, 0) + 1
+        verdicts[one.verdict] += 1
+        private[one.verdict] += script.is_private
         if math.isfinite(one.true) and one.claimed > 0.005 and not one.holds:
-            ratios.append((one.true / one.claimed, script))
+            ratios.append(one.true / one.claimed)
         true = f"{one.true:.4g}"
         if math.isinf(one.true):
             other = seen(script)
@@ -100,14 +103,36 @@ def page() -> Iterator[str]:
         claimed = "–" if math.isnan(one.claimed) else f"{one.claimed:.3g}"
         told = script.pattern + (f" ({script.ours})" if script.ours else "")
         name = f"{script.repository}, {script.path}" if script.is_private else f"{script.repository}, {script.path} *"
-        yield f"| {name} | {told} | {sigma_of(script):g} | {length} | {claimed} | {true} | {one.verdict} |"
-    worst, script = max(ratios, key=lambda pair: pair[0])
+        lines.append(f"| {name} | {told} | {sigma_of(script):g} | {length} | {claimed} | {true} | {one.verdict} |")
+    yield (
+        f"Of {len(SCRIPTS)} loaders the epsilon holds for {verdicts['holds']}. It is false for {verdicts['false']} and "
+        f"not proven for {verdicts['not proven']}. Of the {private.total()} whose scripts claim privacy, it holds for "
+        f"{private['holds']}."
+    )
+    yield f"The largest true epsilon over a claimed one is {max(ratios):.3g}."
     yield ""
-    yield f"{len(SCRIPTS)} loaders: " + ", ".join(f"{count} {word}" for word, count in sorted(verdicts.items())) + "."
-    yield f"The largest true epsilon over a claimed one is {worst:.3g} ({script.repository}, {script.path})."
+    yield "| script | its loader | sigma | epochs | claimed | true | |"
+    yield "|---|---|---|---|---|---|---|"
+    yield from lines
+
+
+def main() -> None:
+    """Print the table, or keep the page."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--write", action="store_true", help="put it into docs/check_scripts.md")
+    parser.add_argument("--check", action="store_true", help="fail where docs/check_scripts.md has another one")
+    chosen = parser.parse_args()
+    table = "\n".join(page())
+    if not (chosen.write or chosen.check):
+        print(table)
+        return
+    text = _PAGE.read_text()
+    head, rest = text.split(_BEGIN)
+    renewed = f"{head}{_BEGIN}\n\n{table}\n\n{_END}{rest.split(_END)[1]}"
+    if chosen.check and renewed != text:
+        sys.exit(f"{_PAGE} is not what is found now: python -m benchmarks.audits.scripts --write")
+    _PAGE.write_text(renewed)
 
 
 if __name__ == "__main__":
-    for line in page():
-        print(line)
-        sys.stdout.flush()
+    main()

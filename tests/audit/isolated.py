@@ -237,7 +237,6 @@ TRAINING = {
         {"rows": (6, 7), "unit": "u03", "kinds": (*VALUES, "another label")}),
     "engine, users of more and fewer rows": Isolated(by_users, OF_USERS,
         {"rows": (6, 7), "unit": "u03", "others": [Neighbour("fewer", FEWER), Neighbour("more", MORE)]}),
-    "engine, words": Isolated(engine(Words, collate=padded, pad_to=LENGTHS), TEXTS),
     "engine, the last state of an LSTM": Isolated(engine(LastState, warm, collate=padded, pad_to=LENGTHS), TEXTS),
     "lazy table": Isolated(table(), IDS, {"rows": (UNIT,), "others": OTHER_IDS}),
     "selected table": Isolated(table(Uniform(6)), IDS, {"rows": (UNIT,), "others": OTHER_IDS}),
@@ -339,8 +338,8 @@ FIXED = [(ids[:3], y) for ids, y in TEXTS]
 TRAINERS = {
     "Hugging Face": Isolated(hugging_face, FIXED,
         {"rows": (UNIT,), "secret": SECRET_OF_TRAINER, "kinds": ("other values", "another label")}),
-    "Hugging Face, a released loss": Isolated(hugging_face_measured, TEXTS,
-        {"rows": (UNIT,), "secret": SECRET_OF_TRAINER}),
+    "Hugging Face, a released loss": Isolated(hugging_face_measured, TEXTS, {"rows": (UNIT,),
+        "secret": SECRET_OF_TRAINER, "kinds": ("other values", "another label", "label beyond the others")}),
     "Hugging Face, texts that do not fit": Isolated(hugging_face_odd_texts, TEXTS, {"rows": (UNIT,),
         "secret": SECRET_OF_TRAINER, "others": [Neighbour(f"odd {i}", [odd if j == UNIT else row for j, row in
             enumerate(TEXTS)]) for i, odd in enumerate(ODD[:2])]}),

@@ -619,8 +619,9 @@ def test_seedable_samplers_of_accelerate_are_known():
 
 
 @pytest.mark.parametrize("style", ["a step of their own", "dropped", "joined with the next epoch's"])
-@pytest.mark.parametrize(("batches", "accumulate"), [(10, 3), (4, 3), (2, 5), (6, 3), (3, 4)])
-@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize(
+    ("batches", "accumulate", "shuffle"), [(10, 3, True), (4, 3, False), (2, 5, True), (6, 3, True), (3, 4, False)]
+)
 def test_batches_that_are_left_over_are_counted_however_a_loop_takes_them(style, batches, accumulate, shuffle):
     """Every style of a loop, by brute force: no example weighs more than what is found."""
     loader = DataLoader(Subset(TensorDataset(torch.zeros(2 * batches, 1)), range(2 * batches)), 2, shuffle=shuffle)

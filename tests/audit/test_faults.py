@@ -28,8 +28,22 @@ SMALL = {"n": 12, "size": 400, "count": 80, "others": 8}
 LARGE = {"n": 24, "size": 2000, "count": 200, "others": 24}
 
 
-def test_audit(audit_case):
-    audit_case.check()
+def audited():
+    """Honest runs and its own faults of each front end; of what is planted in the core, all there, elsewhere a third.
+
+    Each fault is planted in every third front end, another third for the next fault.
+    """
+    for i, front_end in enumerate(front_ends):
+        own = {fault.name for fault in front_end.faults}
+        for j, case in enumerate(cases(front_end)):
+            chosen = front_end is core or case.fault is None or case.fault.name in own or (i + j) % 3 == 0
+            if chosen and case.excuse is None:
+                yield case
+
+
+@pytest.mark.parametrize("case", list(audited()), ids=lambda case: case.name)
+def test_audit_of(case):
+    case.check()
 
 
 # -- who is audited ----------------------------------------------------------------------------------------------------
@@ -78,9 +92,12 @@ def test_the_walk_sees_each_way(source):
 # -- honest runs are not refuted ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("front_end", "runs"), [(core, 120), (engine, 40)], ids=["core", "engine"])
-@pytest.mark.parametrize("strategy", [banded, tree])
-def test_honest_runs_are_refuted_at_most_at_the_nominal_rate(front_end, runs, strategy):
+@pytest.mark.parametrize(
+    ("front_end", "strategy", "runs"),
+    [(core, banded, 120), (core, tree, 120), (engine, banded, 40)],
+    ids=["core-banded", "core-tree", "engine-banded"],
+)
+def test_honest_runs_are_refuted_at_most_at_the_nominal_rate(front_end, strategy, runs):
     """All p-values, and all of them together, lie above uniform ones, by Massart's bound at 1e-6."""
     verdicts = [audit_front_end(front_end, seed=seed, strategy=strategy, **SMALL) for seed in range(runs // 2)]
     everything = {name: [verdict.law.p_values[name] for verdict in verdicts] for name in verdicts[0].law.p_values}

@@ -47,9 +47,16 @@ def saved(tmp_path, certificate):
 
 
 @pytest.mark.parametrize(
-    "law", [Geometric(10), Logarithmic(7.5), NegativeBinomial(0.5, 4), Poisson(3), Fixed(5)], ids=lambda law: law.kind
+    ("law", "score"),
+    [
+        (Geometric(10), None),
+        (Logarithmic(7.5), (0.5, 0.2)),
+        (NegativeBinomial(0.5, 4), None),
+        (Poisson(3), (0.5, 0.2)),
+        (Fixed(5), (0.5, 0.2)),
+    ],
+    ids=str,
 )
-@pytest.mark.parametrize("score", [None, (0.5, 0.2)])
 def test_a_certificate_comes_back_from_its_file(law, score, tmp_path):
     certificate = found(law, score)
     back = SearchCertificate.load(saved(tmp_path, certificate))

@@ -387,7 +387,6 @@ def more_steps(settings, plan, folder):
         (lambda s, p, f: Trial(0.0, run(p, key=KEY)[1]), "two runs have the same noise key"),
         (lambda s, p, f: Trial(0.0, None), "must be the run's Certificate"),
         (lambda s, p, f: quick(s, p, f).certificate, r"must return a Trial\(score, certificate\), got Certificate"),
-        (lambda s, p, f: Trial("0.5", quick(s, p, f).certificate), "score must be a number"),
         (lambda s, p, f: Trial(None, quick(s, p, f).certificate), "TypeError"),
         (lambda s, p, f: 1 / 0, "ZeroDivisionError"),
         (lambda s, p, f: exit(3), "SystemExit"),

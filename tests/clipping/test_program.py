@@ -610,6 +610,18 @@ def test_a_setting_that_moves_in_each_batch_is_followed_and_given_up():
     assert len(clipping.programs) == 0
 
 
+def test_a_setting_that_moves_now_and_then_never_ends_the_programs(monkeypatch):
+    """A table that is flushed after each epoch is another tensor then: after 33 epochs no step was replayed."""
+    monkeypatch.setattr(program, "_CHANGES", 2)
+    module = Own()
+    clipping = captured(module, lambda: torch.randn(B, 4))
+    for change in range(4):
+        module.temperature = 3.0 + change
+        for _ in range(6):
+            step(clipping, torch.randn(B, 4))
+        assert len(clipping.programs) == 1
+
+
 def test_modes_and_profilers_of_the_user_see_the_model(monkeypatch):
     module = nn.Linear(4, 3)
     clipping, x = captured(module, TABLE["mlp"][1]), torch.randn(B, 4)

@@ -73,7 +73,7 @@ def batch(size=6, inputs=4):
 @pytest.mark.parametrize("use", [checkpoint, through_the_module])
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("engine", ENGINES)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(sizes=st.tuples(*(st.integers(1, 6) for _ in range(3))), chunk=st.none() | st.integers(1, 4), data=st.data())
 def test_sums_are_those_of_the_loop(engine, reentrant, use, sizes, chunk, data):
     size, inputs, hidden = sizes

@@ -85,7 +85,7 @@ LAYERS = {
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("name", LAYERS)
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=6)
 @given(data=st.data())
 def test_sums_are_those_of_the_loop(name, dtype, data):
     torch.manual_seed(data.draw(st.integers(0, 2**16)))

@@ -118,7 +118,7 @@ def test_a_kill_before_each_call_on_files(tmp_path):
     assert set(steps) == {2, 3}
 
 
-@pytest.mark.parametrize("point", range(0, 600, 47))
+@pytest.mark.parametrize("point", range(0, 600, 94))
 def test_a_kill_at_a_line_of_code(tmp_path, point):
     check(tmp_path, point, lines=True)
 
@@ -185,7 +185,7 @@ def test_a_round_comes_to_the_disk_in_this_order(tmp_path, monkeypatch):
     ]
 
 
-@pytest.mark.parametrize("point", range(0, 14, 2))
+@pytest.mark.parametrize("point", range(0, 14, 4))
 def test_a_kill_while_a_left_round_is_made_loses_it_no_more(tmp_path, point):
     path = tmp_path / "run"
     killed_with_a_round_left(path)

@@ -1,5 +1,7 @@
 """The transform scanned over its inputs against float64: a wrong constant shows here long before it does in samples."""
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -50,25 +52,31 @@ def _near(points, reach):
     return (np.asarray(points, np.int64)[:, None] + np.arange(-reach, reach + 1)).ravel()
 
 
-RADII = np.unique(
-    np.concatenate(
-        [
-            np.arange(2**16, TOP, 4093),
-            _near(2 ** np.arange(16, 33), 500),
-            _near(TOP * np.sqrt(0.5) / 2 ** np.arange(17), 500),
-            np.arange(TOP - 2**15, TOP),
-        ]
+@functools.cache
+def radii():
+    words = np.unique(
+        np.concatenate(
+            [
+                np.arange(2**16, TOP, 4093),
+                _near(2 ** np.arange(16, 33), 500),
+                _near(TOP * np.sqrt(0.5) / 2 ** np.arange(17), 500),
+                np.arange(TOP - 2**15, TOP),
+            ]
+        )
     )
-)
-RADII = RADII[(RADII >= 2**16) & (RADII < TOP)].astype(np.uint32)
-ANGLES = np.unique(np.concatenate([np.arange(0, TOP, 4093), _near(np.arange(0, TOP, 2**29), 500) % TOP])).astype(
-    np.uint32
-)
+    return words[(words >= 2**16) & (words < TOP)].astype(np.uint32)
+
+
+@functools.cache
+def angles():
+    words = np.concatenate([np.arange(0, TOP, 4093), _near(np.arange(0, TOP, 2**29), 500) % TOP])
+    return np.unique(words).astype(np.uint32)
 
 
 def test_radius_over_all_magnitudes():
-    radius, zero = _transform(RADII, np.zeros_like(RADII))  # angle 0: cosine 1, sine 0
-    exact = _exact_radius(RADII)
+    words = radii()
+    radius, zero = _transform(words, np.zeros_like(words))  # angle 0: cosine 1, sine 0
+    exact = _exact_radius(words)
     assert not zero.any()
     assert (radius > 0).all()
     assert np.abs(radius - exact).max() < 5e-7
@@ -102,18 +110,18 @@ def test_radius_of_the_smallest_extended_words():
 
 
 def test_angle_over_all_quadrants():
-    one = np.full_like(ANGLES, round(TOP * np.exp(-0.5)))  # radius 1
+    one = np.full_like(angles(), round(TOP * np.exp(-0.5)))  # radius 1
     radius = _exact_radius(one)
-    cosine, sine = _transform(one, ANGLES)
-    angle = _exact_angle(ANGLES)
+    cosine, sine = _transform(one, angles())
+    angle = _exact_angle(angles())
     assert np.abs(cosine - radius * np.cos(angle)).max() < 1.5e-7
     assert np.abs(sine - radius * np.sin(angle)).max() < 1.5e-7
 
 
 def test_a_quarter_turn_is_exact():
-    one = np.full_like(ANGLES, 12345678)
-    cosine, sine = _transform(one, ANGLES)
-    turned_cosine, turned_sine = _transform(one, ANGLES + np.uint32(2**30))
+    one = np.full_like(angles(), 12345678)
+    cosine, sine = _transform(one, angles())
+    turned_cosine, turned_sine = _transform(one, angles() + np.uint32(2**30))
     assert (turned_cosine == -sine).all()
     assert (turned_sine == cosine).all()
 

@@ -122,7 +122,7 @@ def a_coin_each(theta, behind, generator):
     return g / np.linalg.norm(g)
 
 
-@pytest.mark.parametrize("mechanism", ["tree", "blt, 2 buffers", "independent"])
+@pytest.mark.parametrize("mechanism", ["blt, 2 buffers", "independent"])
 def test_no_adversary_exceeds_it_and_some_come_near(mechanism):
     n, d, radius, beta = 256, 4, 1.0, 0.05
     plan = plan_for(n, mechanism)

@@ -32,9 +32,10 @@ PARTICIPATIONS = {
 }
 
 
-@pytest.mark.parametrize("participation", PARTICIPATIONS)
-@pytest.mark.parametrize("workload", ["momentum", "schedule", "decay"])
-def test_no_strategy_goes_below(workload: str, participation: str) -> None:
+@pytest.mark.parametrize(
+    ("participation", "workload"), list(zip(PARTICIPATIONS, 3 * ["momentum", "schedule", "decay"], strict=False))
+)
+def test_no_strategy_goes_below(participation: str, workload: str) -> None:
     A, p = WORKLOADS[workload], PARTICIPATIONS[participation]
     strategies = [
         Independent(N),

@@ -37,7 +37,7 @@ GRID = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("others", GRID, ids=lambda others: "-".join(map(str, others.values())))
+@pytest.mark.parametrize("others", GRID[::4], ids=lambda others: "-".join(map(str, others.values())))
 def test_the_best_row_is_the_plan(others):
     settings = asked(**others)
     (found,) = told(settings)

@@ -104,8 +104,13 @@ def test_a_copy_from_before_the_key_has_an_entry_of_its_own(job, tmp_path, monke
     assert words == prints  # an entry is a noise key's
 
 
-@EVERY
-@pytest.mark.parametrize("place", ["checkpoint.pt", "budget.json", "metrics.json", "entry"])
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        *((name, "entry") for name in FRONT_ENDS),
+        *(("train", one) for one in ("checkpoint.pt", "budget.json", "metrics.json")),
+    ],
+)
 def test_a_run_that_is_killed_while_it_begins_is_charged_once(job, place, tmp_path, monkeypatch):
     """Between its key and its first step: whoever goes on has the same key, and so the same entry."""
     settings, begin, go_on = job

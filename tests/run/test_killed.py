@@ -17,7 +17,7 @@ from federated.test_kills import killed_at
 
 ROOT = Path(__file__).parents[2]
 # Each of the others is killed in tests of its own: in training, release, federated, wide_tables, budget, online.
-JOBS = ("release", "release-with-budget")
+JOBS = ("release",)
 
 
 @pytest.mark.skipif(sys.platform != "linux" or shutil.which("cc") is None, reason="needs LD_PRELOAD and a C compiler")

@@ -197,8 +197,7 @@ def test_noise_of_gradient_and_count_has_the_planned_size():
     assert noise.std().item() == pytest.approx(plan.noise_std, rel=5 / math.sqrt(2 * features))
 
 
-@pytest.mark.parametrize("start", [0.1, 10.0])
-@pytest.mark.parametrize("quantile", [0.2, 0.9])
+@pytest.mark.parametrize(("quantile", "start"), [(0.2, 10.0), (0.9, 0.1)])
 @pytest.mark.parametrize("sigma", [1e-9, 1.0])
 def test_converges_to_the_quantile(quantile, start, sigma):
     """Norms 1.00, 1.01, .., 2.99 in place of 1: the quantiles are 1 + 2 q."""

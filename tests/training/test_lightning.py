@@ -96,8 +96,7 @@ def test_a_run_goes_on_from_its_last_checkpoint(tmp_path):
     assert torch.equal(weights(module), plain_loop())
 
 
-@pytest.mark.parametrize(("batch_size", "accumulate"), [(2, 4), (4, 2)])
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize(("batch_size", "accumulate", "reduction"), [(2, 4, "mean"), (4, 2, "sum")])
 def test_micro_batches_are_one_large_batch(batch_size, accumulate, reduction, tmp_path):
     """Also where an epoch ends within a step, and with gradients that stay below the clip norm."""
     plan = ao.plan(dataset_size=60, batch_size=8, epochs=2, noise_multiplier=1e-6, delta=1e-3, clip_norm=100.0)

@@ -136,8 +136,7 @@ def test_every_release_is_the_planned_mechanism_on_vectors_of_the_planned_norm(n
     assert "loss, right: released with each step, for 0.3 of the clip norm" in repr(engine)
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize("values", [1.0, 1e6, math.nan], ids=str)
+@pytest.mark.parametrize(("accumulate", "values"), [(1, 1.0), (2, 1e6), (1, math.nan)], ids=str)
 def test_beside_a_norm_that_moves_every_release_is_the_mechanism_of_the_plan(accumulate, values):
     """Gradient, count and metrics share the norm out: each vector one example at a time, and where the norm goes."""
     b, q = 0.2, math.sqrt(1 - A**2)

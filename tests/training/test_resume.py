@@ -69,8 +69,7 @@ def weights(model):
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "ftrl"])
-@pytest.mark.parametrize("estimator", ["vanilla", "online", "full"])
+@pytest.mark.parametrize(("estimator", "optimizer"), [("vanilla", "adam"), ("online", "ftrl"), ("full", "adam")])
 def test_resumed_equals_uninterrupted_bit_for_bit(tmp_path, estimator, optimizer):
     (tmp_path / "a").mkdir()
     whole = start(tmp_path / "a" / "run.ckpt", estimator=estimator, optimizer=optimizer)

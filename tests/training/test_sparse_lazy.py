@@ -50,8 +50,7 @@ def finish(run, *, scheduled=False, flush_every=None):
     return wide.weights(model)
 
 
-@pytest.mark.parametrize("flush_every", [None, 1, 5])
-@pytest.mark.parametrize("scheduled", [False, True])
+@pytest.mark.parametrize(("flush_every", "scheduled"), [(None, True), (1, False), (5, True)])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("strategy", COMBINATIONS, ids=lambda s: type(s).__name__)
 def test_a_replayed_run_is_the_dense_one_by_value(monkeypatch, strategy, way, scheduled, flush_every):
@@ -261,7 +260,7 @@ def test_a_model_of_a_table_alone():
 # -- going on after a stop ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("flush_every", [None, 3, 4])
+@pytest.mark.parametrize("flush_every", [None, 3])
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: type(s).__name__)
 def test_a_resumed_run_is_bit_for_bit_the_one_that_was_not_stopped(tmp_path, strategy, flush_every):
     plan = planned(strategy)

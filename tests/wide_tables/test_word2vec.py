@@ -174,7 +174,7 @@ def _read(path):
 
 @pytest.mark.parametrize(
     ("unit", "way"),
-    [("pair", "--lazy"), ("document", ""), ("sentence", "--selection counts")],
+    [("pair", "--lazy"), ("document", "--selection counts")],
 )
 def test_the_program(word2vec, tmp_path, capsys, unit, way):
     rng = np.random.default_rng(0)

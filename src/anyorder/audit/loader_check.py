@@ -30,6 +30,7 @@ from anyorder.audit.observations import (
     epsilon_at_least,
     epsilon_of,
 )
+from anyorder.audit.private_steps import NOT_PRIVATE, SEEDED, ObservedStep, OpacusSteps
 from anyorder.checks import final, is_of
 from anyorder.errors import ArgumentError
 from anyorder.formatting import counted, rounded_up
@@ -40,6 +41,7 @@ from anyorder.roots import bisect, doubled
 
 _ACCOUNTANTS = ("prv", "rdp")
 _LOUDEST = 1e4  # noise multiplier that is looked up to
+CLAIM, WHAT_IF, NOTHING = "claim", "what if", "no private training"  # outcomes
 _ORDERS = [1 + x / 10 for x in range(1, 100)] + list(range(12, 64))  # Opacus's, of its RDP accountant
 
 
@@ -65,6 +67,10 @@ class CheckResult:
         batch_size, dataset_size: examples in a full batch, and in all; None where they are not known.
         accountant: what made `claimed`.
         noise_needed: the noise multiplier that would make `claimed` true in this order; infinity for none.
+        outcome: "claim" (an engine or an accountant of the program claims `claimed`), "what if" (nobody claims it: an
+            accountant would print it for this order and this noise) or "no private training" (no clipping and no noise
+            were seen: `true` is infinite).
+        observed: what was seen of clipping and noise, in words; "" where no training was watched.
     """
 
     claimed: float
@@ -84,6 +90,8 @@ class CheckResult:
     dataset_size: int | None
     accountant: str
     noise_needed: float
+    outcome: str = WHAT_IF
+    observed: str = ""
 
     @property
     def holds(self) -> bool:
@@ -99,27 +107,42 @@ class CheckResult:
 
     def facts(self) -> list[tuple[str, str]]:
         """(name, text), for a card."""
-        claimed = "nothing: an epoch has no length"
-        if not math.isnan(self.claimed):  # as others print it; what is proven is not shown smaller than it is
-            own = self.claimed == self.true
-            claimed = f"epsilon = {rounded_up(self.claimed) if own else format(self.claimed, '.4g')}"
-        true = f"epsilon <= {rounded_up(self.true)}" if self.true < math.inf else "no finite epsilon follows"
         q = "" if self.sampling_probability is None else f", q = {self.sampling_probability:.4g}"
         run = [f"noise multiplier {self.noise_multiplier:g}", f"delta {self.delta:g}"]
+        run = [] if self.outcome == NOTHING else run
         run += [counted(self.steps, "step")] if self.steps is not None else []
         run += [counted(self.epochs, "epoch")] if self.epochs is not None else []
-        rows = [
-            ("order", self.order),
-            ("run", ", ".join(run)),
-            ("claimed", f"{claimed} ({self.accountant}{q})"),
-            ("true", f"{true} ({self.neighbours} neighbours)"),
-            ("because", self.because),
-            ("verdict", {"holds": "the claim holds", "false": "the claim is FALSE",
-                         "not proven": "the claim is NOT PROVEN"}[self.verdict]),
-        ]  # fmt: skip
+        rows = [("order", self.order), ("run", ", ".join(run))]
+        if self.observed:
+            rows.append(("observed", self.observed))
+        if self.outcome != NOTHING:
+            true = f"epsilon <= {rounded_up(self.true)}" if self.true < math.inf else "no finite epsilon follows"
+            rows += [
+                ("claimed" if self.outcome == CLAIM else "printed", f"{self._claim()} ({self.accountant}{q})"),
+                ("true" if self.outcome == CLAIM else "this order", f"{true} ({self.neighbours} neighbours)"),
+            ]
+        rows += [("because", self.because), ("verdict", self.words)]
         if not self.holds and self.at_least > 0:
             rows.append(("attacked", f"no epsilon below {self.at_least:.4g} holds in this order"))
         return rows + [("advice", line) for line in self.advice]
+
+    @property
+    def words(self) -> str:
+        """The verdict in one sentence."""
+        if self.outcome == NOTHING:
+            return "no private training was seen: epsilon is infinite"
+        if self.outcome == CLAIM:
+            return {
+                "holds": "the claim holds", "false": "the claim is FALSE", "not proven": "the claim is NOT PROVEN",
+            }[self.verdict]  # fmt: skip
+        told = {"holds": "would hold", "false": "would be false", "not proven": "would not be proven"}[self.verdict]
+        return f"what if: with such noise the printed epsilon {told} in this order. Nothing is claimed or certified"
+
+    def _claim(self) -> str:
+        """The epsilon as others print it; what is proven is not shown smaller than it is."""
+        if math.isnan(self.claimed):
+            return "nothing"
+        return f"epsilon = {rounded_up(self.claimed) if self.claimed == self.true else format(self.claimed, '.4g')}"
 
     def __str__(self) -> str:
         return "\n".join(f"{name:>9}  {text}" for name, text in self.facts())
@@ -132,11 +155,15 @@ class CheckResult:
         }
         names = (
             "order", "because", "neighbours", "noise_multiplier", "delta", "sampling_probability", "steps", "epochs",
-            "batch_size", "dataset_size", "accountant", "verdict", "holds",
+            "batch_size", "dataset_size", "accountant", "outcome", "observed",
         )  # fmt: skip
         participation = None if self.participation is None else self.participation.describe()
         others = {name: getattr(self, name) for name in names}
-        return {**numbers, **others, "advice": list(self.advice), "participation": participation}
+        if self.outcome != CLAIM:  # machines read nothing of a claim either
+            judged = {"verdict": self.outcome, "holds": False, "would_hold": self.holds}
+        else:
+            judged = {"verdict": self.verdict, "holds": self.holds}
+        return {**numbers, **others, **judged, "advice": list(self.advice), "participation": participation}
 
 
 def check(
@@ -210,9 +237,12 @@ def check(
     if batch_size is not None:
         batch_size = checks.integer("batch_size", batch_size, low=1)
     claimed, q, by = _claim(found, sigma, delta, accountant, engine, history, accumulate, batch_size)
-    return judge(
+    result = judge(
         found, claimed, sigma, delta, q=q, accountant=by, mechanism=mechanism, joined=accumulate, batch_size=batch_size
     )
+    if engine is None:
+        return result
+    return replace(result, outcome=CLAIM, observed="nothing: clipping and noise are taken to be as the engine says")
 
 
 def judge(
@@ -342,12 +372,12 @@ def _advice(
     else:
         lines = [
             f"ao.plan(loader=loader, epochs={found.epochs}, epsilon={claimed:.4g}, delta={delta:g}): correlated noise "
-            "at the epsilon that was claimed" + _gain(found.participation, claimed, delta, mechanism, size),
+            "at this epsilon" + _gain(found.participation, claimed, delta, mechanism, size),
         ]
         if "shuffled anew" in found.order and (found.epochs or 0) > 1:
             lines.append("sampler=anyorder.FixedOrderSampler(dataset) keeps one shuffle, which costs less noise")
     if needed < math.inf:
-        lines.append(f"with independent noise the claim needs noise multiplier {needed:.4g}, not {sigma:g}")
+        lines.append(f"with independent noise this epsilon needs noise multiplier {needed:.4g}, not {sigma:g}")
     return tuple(lines)
 
 
@@ -447,7 +477,8 @@ def judge_planned(bound: list[Planned], seen: Observed, delta: float | None, dou
         because=problem or told, advice=() if problem else (_VERIFY,), neighbours=plan.neighbours,
         participation=plan.participation, noise_multiplier=plan.noise_multiplier, delta=delta,
         sampling_probability=None, steps=seen.steps, epochs=seen.epochs, batch_size=plan.batch_size,
-        dataset_size=plan.dataset_size, accountant=_BY, noise_needed=plan.noise_multiplier,
+        dataset_size=plan.dataset_size, accountant=_BY, noise_needed=plan.noise_multiplier, outcome=CLAIM,
+        observed=f"the engine clipped and added noise in {one.steps} of {counted(seen.steps, 'step')}",
     )  # fmt: skip
 
 
@@ -492,6 +523,10 @@ OTHERS = (
     "another optimizer, or another engine, stepped after batches of this data had come: if it changed a model by them, "
     "no noise of the plan covers that"
 )
+_KNOWN_DRAWS = (
+    "the batches are drawn by a generator whose seed the script sets: whoever knows the seed knows the batches, and "
+    "nothing is gained by drawing them"
+)
 
 
 @dataclass(frozen=True)
@@ -530,15 +565,19 @@ class Watched:
 class Watch:
     """What `watch` has seen so far."""
 
-    def __init__(self, unit: Any = None) -> None:
+    def __init__(self, unit: Any, private: OpacusSteps) -> None:
         self.unit = unit
+        self.private = private
         self.failure = ""  # of a hook: then nothing finite is said
         self._groups: dict[int, UnitGroup] = {}
         self._epochs: WeakKeyDictionary[Any, Epoch] = WeakKeyDictionary()
         self._starting: list[Epoch] = []
         self._engines: dict[int, Any] = {}
-        self._private: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+        self._accountants: dict[int, Any] = {}  # that the script asked, those of engines among them
         self._printed: dict[int, list[tuple[float, float]]] = {}
+        self._is_judging = False
+        self._found: WeakKeyDictionary[Any, ObservedStep] = WeakKeyDictionary()  # of a step that is under way
+        self._rows = self._examples = self._largest = 0  # clipped, and handed out
         self._planned: list[Planned] = []  # by engines of this package
         self._own: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()  # their optimizers
 
@@ -549,13 +588,17 @@ class Watch:
 
         Args:
             delta: None for the one that the script asked its accountant for, or 1e-5.
-            noise_multiplier: where no engine of Opacus says it; 1 if none does.
+            noise_multiplier: for "what if", where no private training was seen; None to say that none was.
             accountant: "prv" or "rdp", where there is no engine.
         """
         groups = [g for g in self._groups.values() if g.steps or (self.failure and g.batches)]
-        if self.failure and not groups:
+        if (self.failure or self._accountants) and not groups:
             groups = list(self._groups.values()) or [UnitGroup(None)]
-        return [self._judge(g, delta, noise_multiplier, accountant) for g in groups]
+        self._is_judging = True
+        try:
+            return [self._judge(g, len(groups) == 1, delta, noise_multiplier, accountant) for g in groups]
+        finally:
+            self._is_judging = False
 
     # -- called by the hooks ----------------------------------------------------------------------------------------
 
@@ -609,6 +652,8 @@ class Watch:
             epoch.group.train(epoch)
         epoch.is_trained |= is_trained
         names = epoch.hand_out(data, self.unit)
+        if is_trained and names is not None:
+            self._examples, self._largest = self._examples + len(names), max(self._largest, len(names))
         epoch.group.deliver(names, data, is_trained)
 
     def ended(self, iterator: Any) -> None:
@@ -617,18 +662,27 @@ class Watch:
         if epoch is not None and epoch.is_trained:
             epoch.group.is_exhausted = True
 
+    def stepping(self, optimizer: Any, *_: Any) -> None:
+        """An optimizer is about to change a model: its gradients are those that it applies."""
+        self._found[optimizer] = self.private.step(optimizer)
+
     def stepped(self, optimizer: Any, *_: Any) -> None:
         """An optimizer has changed a model."""
+        found = self._found.pop(optimizer, ObservedStep(missing=NOT_PRIVATE))
+        self._rows += found.rows
         groups = list(self._groups.values())
         if optimizer not in self._own:
             for group in groups:
                 group.is_mixed |= group.batches > 0
-        if self._private and optimizer not in self._private:
-            return
+        if self.private and optimizer not in self.private:
+            for group in groups:
+                group.is_beside |= group.batches > 0
+            if not any(group.fresh for group in groups):  # the batch is counted in the private step that it was in
+                return
         new = [group.has_new(optimizer) for group in groups]
         is_unexplained = not any(group.batches for group in groups)
         for group, is_new in zip(groups, new, strict=True):
-            group.step(optimizer, any(new) and not is_new, is_unexplained)
+            group.step(optimizer, any(new) and not is_new, is_unexplained, found)
 
     def careful(self, hook: Callable[..., Any], *args: Any) -> Any:
         """What a hook gives, or None where it fails.
@@ -643,12 +697,10 @@ class Watch:
             self.failure = self.failure or _watching_told(problem)
             return None
 
-    def made_private(self, engine: Any, result: Any) -> None:
+    def made_private(self, engine: Any) -> None:
         """Opacus has made a training private."""
         self._engines[id(engine)] = engine
-        for part in result if isinstance(result, tuple) else ():
-            if hasattr(part, "original_optimizer") and hasattr(part, "noise_multiplier"):
-                self._private[part.original_optimizer] = True
+        self._accountants[id(engine.accountant)] = engine.accountant
 
     def planned(self, engine: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """An engine of this package has made a training private."""
@@ -656,9 +708,13 @@ class Watch:
         self._planned.append(bound)
         self._own[optimizer] = True
 
-    def asked(self, engine: Any, delta: float, epsilon: float) -> None:
-        """The script asked for its epsilon."""
-        self._printed.setdefault(id(engine), []).append((float(delta), float(epsilon)))
+    def asked(self, accountant: Any, delta: float, epsilon: float) -> None:
+        """The script asked for its epsilon, an engine of Opacus or its accountant."""
+        if not self._is_judging:
+            self._accountants[id(accountant)] = accountant
+            pairs, pair = self._printed.setdefault(id(accountant), []), (float(delta), float(epsilon))
+            if pair not in pairs[-1:]:  # an engine asks its accountant, whose epsilon may ask for the privacy spent
+                pairs.append(pair)
 
     # -- the judgement ----------------------------------------------------------------------------------------------
 
@@ -685,48 +741,119 @@ class Watch:
 
         return group, naming, dataset
 
-    def _judge(self, group: UnitGroup, delta: float | None, noise: float | None, accountant: str) -> Watched:
+    def _judge(
+        self, group: UnitGroup, is_only: bool, delta: float | None, noise: float | None, accountant: str
+    ) -> Watched:
         seen = group.seen()
         bound = [one for one in self._planned if one.dataset is group.dataset]
+        name = "data that no DataLoader handed out" if group.dataset is None else type(group.dataset).__name__
         if bound:
             delta = None if delta is None else checks.probability("delta", delta)
             doubt = self.failure or (OTHERS if group.is_mixed or self._engines else "")
             finding = judge_planned(bound, seen, delta, doubt)
             shown = replace(seen, is_secret=any(one.plan.participation.secret for one in bound))
-            return Watched(type(group.dataset).__name__, finding, shown)
-        engines = [engine for engine in self._engines.values() if engine.accountant.history]
-        own = engines if len(engines) == 1 else [e for e in engines if _same_data(e, group.dataset)]
-        asked = tuple(pair for engine in own for pair in self._printed.get(id(engine), ()))
+            return Watched(name, finding, shown)
+        own = self._claimants(group, is_only)
+        asked = tuple(pair for one in own for pair in self._printed.get(id(one), ()))
         if delta is None:
             delta = asked[-1][0] if asked else 1e-5
         delta = checks.probability("delta", delta)
+        noise = None if noise is None else checks.positive("noise_multiplier", noise)
         joined = max(1, round(seen.batches / max(1, seen.steps)))
         found = _combined(self._read(group, seen, joined), seen)
         if self.failure:
             found = _doubted(found, self.failure)
-        history = [entry for engine in own or engines for entry in engine.accountant.history]
-        loudest = None
-        if own:
+        claims = [_epsilon_of(one, delta, self._printed.get(id(one), [])) for one in own]
+        if any(map(math.isfinite, claims)):
+            finding = self._judge_claim(group, seen, found, own, max(claims), delta)
+        elif noise is None and not group.private.private:
+            finding = self._nothing(group, found, delta)
+        else:
+            finding = self._what_if(group, seen, found, joined, delta, noise, accountant)
+        shown = replace(seen, is_secret=isinstance(found.visits, (SampledVisits, DrawnVisits)))
+        return Watched(name, finding, shown, asked)
+
+    def _claimants(self, group: UnitGroup, is_only: bool) -> list[Any]:
+        """The accountants that speak for this data: of engines that were given it, or the only ones there are."""
+        own = [e.accountant for e in self._engines.values() if _same_data(e, group.dataset)]
+        if not own and (is_only or group.private.private):
+            own = list(self._accountants.values())
+        return [one for one in own if one.history or self._printed.get(id(one))]
+
+    def _judge_claim(
+        self, group: UnitGroup, seen: Observed, found: Arrivals, own: list[Any], claimed: float, delta: float
+    ) -> CheckResult:
+        """An accountant's claim: it holds where each step was private as it says, in the order that was seen."""
+        history = [entry for one in own for entry in one.history]
+        by, q = "the script's own accountant", float(history[-1][1]) if history else None
+        if len(own) > 1:
+            by = f"the largest claim of {len(own)} accountants of the script, each of its own training alone"
+        if history:
             found = _accounted(found, sum(int(steps) for _, _, steps in history), seen.steps)
-            claims = [float(engine.accountant.get_epsilon(delta)) for engine in own]
-            claimed, q, by = max(claims), float(history[-1][1]), "the script's own accountant"
-            if len(own) > 1:
-                by = f"the largest claim of {len(own)} accountants of the script, each of its own training alone"
-        elif engines and noise is None:
-            by = "give noise_multiplier: the script's accountants are of other data"
-            claimed = q = math.nan
-            found = _doubted(found, "several engines of Opacus, and none of them is known to be of this data")
-        else:
-            by = f"{accountant} accountant"
-            q = min(1.0, joined / found.batches) if found.batches else math.nan
-        if history and (own or noise is None):
-            sigma, loudest = (float(of(s for s, _, _ in history)) for of in (min, max))
-        else:
-            sigma = checks.positive("noise_multiplier", 1.0 if noise is None else noise)
-            claimed = math.nan if math.isnan(q) else printed(accountant, sigma, q, seen.steps, delta)
-        finding = judge(found, claimed, sigma, delta, q=None if math.isnan(q) else q, accountant=by, loudest=loudest)
-        seen = replace(seen, is_secret=isinstance(found.visits, (SampledVisits, DrawnVisits)))
-        return Watched(type(group.dataset).__name__, finding, seen, asked)
+        least, most = (_as_said(used, history) for used in (group.private.least, group.private.most))
+        if not group.private.private:  # the noise that it says, for the words alone: nothing follows
+            least = most = next((float(sigma) for sigma, _, _ in history if sigma > 0), 1.0)
+        missing = self._unobserved(group)
+        generators = [g for loader in group.loaders if (g := getattr(loader, "generator", None)) is not None]
+        if isinstance(found.visits, (SampledVisits, DrawnVisits)) and any(
+            self.private.is_known(one, True) for one in generators
+        ):
+            missing = missing or _KNOWN_DRAWS
+        finding = judge(found, claimed, least, delta, q=q, accountant=by, loudest=most)
+        finding = replace(finding, outcome=CLAIM, observed=group.private.describe())
+        if not missing:
+            return finding
+        advice = () if group.private.private else ("step the optimizer that make_private returned, and no other",)
+        return replace(
+            finding, true=math.inf, because=f"{missing}; {finding.because}", noise_needed=math.inf,
+            at_least=finding.at_least if group.private.private else 0.0, advice=advice,
+        )  # fmt: skip
+
+    def _unobserved(self, group: UnitGroup) -> str:
+        """Why the noise does not speak for all that was learnt from this data; "" where it does."""
+        tally = group.private
+        if not tally.steps:
+            return "no optimizer's step after a batch of this data was seen"
+        if tally.private < tally.steps:
+            return f"{tally.steps - tally.private} of {counted(tally.steps, 'step')} had no privacy: {tally.missing}"
+        if group.is_beside:
+            return "an optimizer that adds no noise stepped too, after batches of this data had come"
+        if self.private.is_quiet:
+            return "the noise of all steps together is smaller than the optimizers say"
+        if not self._examples * 0.9 - 2 * self._largest <= self._rows <= self._examples and group.is_named:
+            return (
+                f"the optimizer clipped {self._rows} gradients, and {self._examples} examples were handed out: what it "
+                "clipped was not one gradient for each example"
+            )
+        return SEEDED if tally.is_seeded else ""
+
+    def _nothing(self, group: UnitGroup, found: Arrivals, delta: float) -> CheckResult:
+        """No clipping and no noise were seen, and nobody claims an epsilon."""
+        tally = group.private
+        told = f"{counted(tally.steps, 'step')}, none with clipping and noise: {tally.missing or NOT_PRIVATE}"
+        advice = (
+            "to train privately, see the quick start of anyorder, or Opacus's make_private",
+            "to ask what noise would give in this order: anyorder check --noise-multiplier 1 SCRIPT",
+        )
+        return CheckResult(
+            claimed=math.nan, true=math.inf, at_least=0.0, order=found.order, because=self.failure or told,
+            advice=advice, neighbours="zero-out", participation=None, noise_multiplier=0.0, delta=delta,
+            sampling_probability=None, steps=found.steps, epochs=found.epochs, batch_size=found.batch_size,
+            dataset_size=found.dataset_size, accountant="", noise_needed=math.inf, outcome=NOTHING,
+            observed=tally.describe(),
+        )  # fmt: skip
+
+    def _what_if(
+        self, group: UnitGroup, seen: Observed, found: Arrivals, joined: int, delta: float, noise: float | None,
+        accountant: str,
+    ) -> CheckResult:  # fmt: skip
+        """Nobody claims an epsilon: what an accountant would print of this order, for the noise seen or asked about."""
+        tally, q = group.private, min(1.0, joined / found.batches) if found.batches else None
+        sigma = noise if noise is not None else tally.least
+        claimed = math.nan if q is None else printed(accountant, sigma, q, seen.steps, delta)
+        finding = judge(found, claimed, sigma, delta, q=q, accountant=f"{accountant} accountant would print")
+        missing = "" if tally.private and not self._unobserved(group) else "the script itself has no such noise; "
+        return replace(finding, because=missing + finding.because, observed=tally.describe())
 
     def _read(self, group: UnitGroup, seen: Observed, joined: int) -> Arrivals:
         """What the samplers say, of a run of as many steps."""
@@ -811,6 +938,20 @@ def _combined(said: Arrivals, seen: Observed) -> Arrivals:
             return replace(said, visits=watched, because=because)
 
 
+def _epsilon_of(accountant: Any, delta: float, asked: list[tuple[float, float]]) -> float:
+    """What an accountant of the script claims at the end; infinity where it has no number."""
+    try:
+        claimed = float(accountant.get_epsilon(delta)) if accountant.history else asked[-1][1]
+    except Exception:  # for a noise multiplier of 0 some of them raise
+        return math.inf
+    return math.inf if math.isnan(claimed) else claimed
+
+
+def _as_said(sigma: float, history: list[tuple[float, float, int]]) -> float:
+    """A noise multiplier as used, without the rounding of (sigma * clip norm) / clip norm, part of it in float32."""
+    return next((float(said) for said, _, _ in history if math.isclose(said, sigma, rel_tol=1e-7)), sigma)
+
+
 def _accounted(found: Arrivals, accounted: int, steps: int) -> Arrivals:
     """Unknown where the accountants have other steps than were seen."""
     if accounted == steps:
@@ -845,18 +986,19 @@ def watch(*, unit: Any = None) -> Iterator[Watch]:
 
     Of each batch it is noted whose it was, when it was handed to the loop; batches under `torch.no_grad` are not
     trained on. They are in the optimizer's next step. Loops that fetch a batch before they step with the one before are
-    seen one step off. Opacus's `make_private` and `get_epsilon` are noted where opacus is imported before the block;
+    seen one step off. Opacus's `make_private`, its accountants and the clipping and noise of each step are noted where
+    opacus is imported before the block (see `anyorder.audit.private_steps`);
     `PrivacyEngine.make_private` of this package too (import anyorder.training.engine), whose plan then makes the claim.
 
     Args:
         unit: where a batch keeps the ids of its units; None for examples, by their index.
-    Cost: some 100 microseconds for a batch of 64, 1 ms for one of 1024, and 24 bytes for each example.
+    Cost: some 100 microseconds for a batch of 64, 1 ms for one of 1024, and 24 bytes for each example. Under Opacus
+        gradients are clipped twice, and the sums and the noise of a step are kept until it is made.
     """
-    from torch.optim.optimizer import register_optimizer_step_post_hook
-    from torch.utils.data import DataLoader
-    from torch.utils.data.dataloader import _BaseDataLoaderIter
+    import torch
+    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-    seen = Watch(unit)
+    seen = Watch(unit, OpacusSteps(torch.initial_seed))
 
     def begin(original: Callable[..., Any], loader: Any) -> Any:
         epoch = seen.careful(seen.begin, loader)
@@ -883,7 +1025,7 @@ def watch(*, unit: Any = None) -> Iterator[Watch]:
 
     def make(original: Callable[..., Any], engine: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(engine, *args, **kwargs)
-        seen.careful(seen.made_private, engine, result)
+        seen.careful(seen.made_private, engine)
         return result
 
     def bind(original: Callable[..., Any], engine: Any, *args: Any, **kwargs: Any) -> Any:
@@ -891,34 +1033,52 @@ def watch(*, unit: Any = None) -> Iterator[Watch]:
         seen.careful(seen.planned, engine, args, kwargs)
         return result
 
-    def ask(original: Callable[..., Any], engine: Any, delta: float, *args: Any, **kwargs: Any) -> Any:
-        epsilon = original(engine, delta, *args, **kwargs)
-        seen.careful(seen.asked, engine, delta, epsilon)
-        return epsilon
+    def ask(original: Callable[..., Any], accountant: Any, *args: Any, **kwargs: Any) -> Any:
+        found = original(accountant, *args, **kwargs)
+        delta = args[0] if args else kwargs["delta"]
+        seen.careful(seen.asked, accountant, delta, found[0] if isinstance(found, tuple) else found)
+        return found
 
+    def reseed(original: Callable[..., Any]) -> Any:
+        seed = original()
+        seen.private.reseeded(seed)
+        return seed
+
+    def set_seed(original: Callable[..., Any], seed: int) -> Any:
+        seen.careful(seen.private.seeded, seed)
+        return original(seed)
+
+    loaders = torch.utils.data.dataloader
     hooks: list[tuple[Any, str, Callable[..., Any]]] = [
-        (DataLoader, "__iter__", begin), (_BaseDataLoaderIter, "_next_index", draw),
-        (_BaseDataLoaderIter, "__next__", hand),
+        (loaders.DataLoader, "__iter__", begin), (loaders._BaseDataLoaderIter, "_next_index", draw),
+        (loaders._BaseDataLoaderIter, "__next__", hand), (torch, "seed", reseed), (torch.random, "seed", reseed),
+        (torch, "manual_seed", set_seed), (torch.random, "manual_seed", set_seed),
     ]  # fmt: skip
     if (own := sys.modules.get("anyorder.training.engine")) is not None:
         hooks.append((own.PrivacyEngine, "make_private", bind))
-    if (opacus := sys.modules.get("opacus.privacy_engine")) is not None:
-        hooks += [(opacus.PrivacyEngine, "make_private", make), (opacus.PrivacyEngine, "get_epsilon", ask)]
+    if (opacus := sys.modules.get("opacus")) is not None:
+        accountants = opacus.accountants
+        kinds = (accountants.RDPAccountant, accountants.PRVAccountant, accountants.GaussianAccountant)
+        hooks += [(opacus.PrivacyEngine, "make_private", make), (accountants.RDPAccountant, "get_privacy_spent", ask)]
+        hooks += [(kind, "get_epsilon", ask) for kind in kinds]
+        hooks += seen.private.hooks(opacus, seen.careful)
     with ExitStack() as stack:
         for owner, name, hook in hooks:
             stack.enter_context(_replaced(owner, name, hook))
-        handle = register_optimizer_step_post_hook(lambda *args: seen.careful(seen.stepped, *args))
-        stack.callback(handle.remove)
+        before = register_optimizer_step_pre_hook(lambda *args: seen.careful(seen.stepping, *args))
+        stack.callback(before.remove)
+        after = register_optimizer_step_post_hook(lambda *args: seen.careful(seen.stepped, *args))
+        stack.callback(after.remove)
         yield seen
 
 
 @contextmanager
 def _replaced(owner: Any, name: str, hook: Callable[..., Any]) -> Iterator[None]:
-    """A method that calls the hook with the original first."""
+    """A method, or a module's function, that calls the hook with the original first."""
     original = owner.__dict__[name]
 
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return hook(original, self, *args, **kwargs)
+    def method(*args: Any, **kwargs: Any) -> Any:
+        return hook(original, *args, **kwargs)
 
     method.__name__, method.__doc__ = name, original.__doc__
     setattr(owner, name, method)

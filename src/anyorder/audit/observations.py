@@ -16,6 +16,7 @@ from scipy.special import bdtr, bdtrc, log_ndtr, logsumexp
 
 from anyorder.accounting import gdp_delta, gdp_epsilon
 from anyorder.accounting.poisson import poisson_epsilon
+from anyorder.audit.private_steps import ObservedStep, StepTally
 from anyorder.checks import final
 from anyorder.errors import AnyorderError, LoaderError
 from anyorder.formatting import counted
@@ -463,6 +464,8 @@ class UnitGroup:
         self.is_exhausted = False  # a pass has ended since the last batch
         self.is_idle = True  # the last step had none of it
         self.is_mixed = False  # an optimizer of no engine of this package stepped once it had batches
+        self.is_beside = False  # and one that no engine has made private, where Opacus has made another one so
+        self.private = StepTally()
         self.leads: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()  # whether a loop is one batch ahead
         self.weights, self.counts, self.recent = np.zeros(0), np.zeros(0, np.int64), np.zeros(0, np.int64)
         self.together, self.separation = 0, math.inf
@@ -540,13 +543,20 @@ class UnitGroup:
         """Whether batches came since its last step."""
         return bool(self.pending.get(optimizer, self.fresh))
 
-    def step(self, optimizer: Any, is_other: bool, is_unexplained: bool) -> None:
+    def step(self, optimizer: Any, is_other: bool, is_unexplained: bool, found: ObservedStep) -> None:
         """An optimizer has stepped: what came since its last step was in it.
 
         Args:
             is_other: batches of another data set came since its last step, and none of this one.
             is_unexplained: no batch of any data set was ever handed out for training.
+            found: the clipping and the noise of the step.
         """
+        steps = self.steps
+        self._step(optimizer, is_other, is_unexplained)
+        if self.steps > steps:
+            self.private.add(found)
+
+    def _step(self, optimizer: Any, is_other: bool, is_unexplained: bool) -> None:
         is_new = optimizer not in self.pending
         used = list(self.fresh) if is_new else self.pending[optimizer]
         if used:

@@ -1202,7 +1202,7 @@ def _is_nested(code: types.CodeType, frame: types.FrameType | None) -> bool:
 
 _KINDS_OF_BATCHES = 8
 _SIZES = 64  # of batches, for which a program of any size is kept ready
-_CHANGES = 32  # of what a model reads, after which it is left alone
+_CHANGES = 32  # of what a model reads, each after as few replayed batches, after which it is left alone
 _TRIES = 3  # to record a kind of batches: a finalizer may run in between
 _REFUSALS = 6
 
@@ -1245,7 +1245,7 @@ class Programs:
         self._once: dict[Any, PassProgram] = {}
         self._twice: dict[Any, PassProgram] = {}
         self._without: Counter[Any] = Counter()
-        self._changes = self._refusals = 0
+        self._changes = self._replayed = self._refusals = 0  # replayed: since the last change
         self._off = False
         self.refused: str | None = None
 
@@ -1258,9 +1258,10 @@ class Programs:
             return None
         if self._snapshot is not None and not self._snapshot.holds():
             self._forget()
-            self._changes += 1
-            self._off = self._changes > _CHANGES
+            self._changes = self._changes + 1 if self._replayed <= _CHANGES else 1  # rare ones are no reason
+            self._off, self._replayed = self._changes > _CHANGES, 0
         program = self._twice.get(key)
+        self._replayed += program is not None
         return None if program is None else program.sized(size)
 
     def recorder(self, key: Any) -> Recorder | None:

@@ -12,6 +12,10 @@ from anyorder.app.version import version_lines
 # The one list of commands, in the order of the help: where each stands, and the first paragraph of its own help, which
 # a test holds against it.
 COMMANDS = {
+    "check": (
+        "check:check",
+        "Run a training script and say whether it is private: what it claims, what was seen, and what holds.",
+    ),
     "train": (
         "training:train", "Train a model privately; leaves a folder with model, metrics, plots and certificate."
     ),
@@ -36,9 +40,6 @@ COMMANDS = {
     "report": ("reporting:report", "Write the report of a run: one page to read, print and sign off."),
     "budget": (
         "budgets:budget", "What a data set may be used for, and was: every run is entered before it starts."
-    ),
-    "check": (
-        "check:check", "Which order a training really uses, the epsilon that is printed for it, and the one that holds."
     ),
     "audit": ("audit:group", "Attack a training of your own, and see whether its claim holds."),
 }  # fmt: skip
@@ -79,13 +80,13 @@ app = typer.Typer(
     name="anyorder", cls=_Commands, no_args_is_help=False, add_completion=False, rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     help="Differentially private training for data that arrives in any order.\n\n"
+    "$ anyorder check train.py\n\n"
     "$ anyorder train --dataset digits --epsilon 8\n\n"
     "$ anyorder plan --dataset-size 60000 --batch-size 500 --epochs 5 --epsilon 8\n\n"
     "$ anyorder epsilon --dataset-size 60000 --batch-size 3000 --noise-multiplier 1\n\n"
     "$ anyorder verify run.privacy.json\n\n"
     "$ anyorder report runs/digits-20250101-120000\n\n"
-    "$ anyorder check train.py\n\n"
-    "Exit codes: 0 ok, 1 a verification or a run failed, 2 bad usage, 130 stopped before it began.",
+    "Exit codes: 0 ok, 1 a verification or a run failed, 2 bad usage, 3 and 4 see check, 130 stopped before it began.",
 )  # fmt: skip
 
 

@@ -14,11 +14,13 @@ from anyorder.app import script_runner
 from anyorder.app.cards import facts_panel
 from anyorder.app.cli.exits import fail
 from anyorder.app.cli.output import Json, one_line_errors, print_json
+from anyorder.app.verdict_page import EXIT_CODES, clear_verdict, outcome_of, save_verdict
+from anyorder.audit.loader_check import NOTHING, WHAT_IF
 from anyorder.errors import ArgumentError
 
 __all__ = ["check"]
 
-STYLES = {"holds": "green", "false": "red", "not proven": "yellow"}
+STYLES = {"holds": "green", "false": "red", "not proven": "yellow", NOTHING: "red", WHAT_IF: "cyan"}
 
 
 @one_line_errors
@@ -26,7 +28,10 @@ def check(
     context: typer.Context,
     target: Annotated[str, typer.Argument(help="A training script, with its arguments behind it, or module:function.")],
     noise_multiplier: Annotated[
-        float | None, typer.Option(help="Noise std over clip norm; Opacus's own where a script uses it, else 1.")
+        float | None,
+        typer.Option(
+            help='"What if": noise std over clip norm that a script without privacy, or a loader, would have.'
+        ),
     ] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes; for a function that returns a loader.")] = None,
     steps: Annotated[int | None, typer.Option(help="Or its number of optimizer steps.")] = None,
@@ -38,20 +43,27 @@ def check(
         str | None, typer.Option(help="Where a batch keeps the ids of its units: a field's name, or a position.")
     ] = None,
     accountant: Annotated[str, typer.Option(help="Of the claim, without Opacus: prv or rdp.")] = "prv",
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for verdict.html, verdict.json, verdict.md and badge.svg.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Which order a training really uses, the epsilon that is printed for it, and the one that holds.
+    """Run a training script and say whether it is private: what it claims, what was seen, and what holds.
 
     $ anyorder check train.py --batch-size 64
 
+    $ anyorder check --out verdict train.py
+
+    A script runs as Python would run it, to its end, and is watched: whether each step
+    clips and adds noise, in which order the data really comes, and which epsilon the
+    script claims. Options of this command stand before the script, its own behind it.
+
     $ anyorder check --noise-multiplier 1 --epochs 3 --delta 1e-5 mydata:train_loader
 
-    A script runs as Python would run it, to its end, and is watched: the order that
-    its samplers say, who really came when, and what Opacus's accountant makes of it.
-    Options of this command stand before the script, the script's own behind it.
-    A function that returns a loader has that loader checked; nothing is trained.
+    The loader that a function returns is read, and nothing is trained: "what if".
 
-    Exit code 0 if every claim holds, 1 if one does not, or the script failed.
+    Exit code 0: every claim holds. 1: a claim does not hold, or the script failed.
+    3: no private training was seen. 4: nobody claims an epsilon ("what if").
     """
     given: dict[str, Any] = {
         "noise_multiplier": noise_multiplier, "epochs": epochs, "steps": steps, "accumulate": accumulate,
@@ -60,6 +72,8 @@ def check(
     given = {name: value for name, value in given.items() if value is not None}
     if ":" not in target and not Path(target).is_file():
         raise ArgumentError(f"the target must be a script that is there, or module:function, got {target!r}")
+    if out is not None:
+        clear_verdict(out)
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         runner = [sys.executable, "-m", script_runner.__name__, str(report), json.dumps(given)]
@@ -70,8 +84,11 @@ def check(
         raise ArgumentError(found["problem"])
     findings = found["findings"]
     facts = [one.pop("facts") for one in findings]
+    outcome = outcome_of(findings, code)
+    if out is not None:
+        save_verdict(out, target, code, findings, facts)
     if as_json:
-        print_json({"target": target, "exit_code": code, "findings": findings})
+        print_json({"target": target, "exit_code": code, "outcome": outcome, "findings": findings})
     console = Console()
     for one, rows in zip(findings, facts, strict=True):
         if not as_json:
@@ -79,6 +96,11 @@ def check(
     if code != 0:
         fail(f"the script ended with exit code {code}; what is told is of the steps before", 1)
     if not findings:
-        fail("no batch of a torch DataLoader was followed by an optimizer's step: there is nothing to check", 1)
-    if not all(one["holds"] for one in findings):
-        raise typer.Exit(1)
+        fail("no private training was seen: no optimizer of torch stepped after a batch of a DataLoader", 3)
+    if outcome in (NOTHING, WHAT_IF):
+        fail(
+            f"{outcome}: {'epsilon is infinite' if outcome == NOTHING else 'no epsilon is claimed'}",
+            EXIT_CODES[outcome],
+        )
+    if EXIT_CODES[outcome]:
+        raise typer.Exit(EXIT_CODES[outcome])

@@ -1,0 +1,303 @@
+"""Whether each example was clipped and noise was added, in every step that an optimizer of Opacus takes.
+
+What counts is what the step used, not what a setting says:
+
+- *clipping*: per-example gradients are clipped again here, by the norm that the optimizer has at that moment, and their
+  sum must be the one that the optimizer made. With ghost norms there are no such gradients: the factors of the
+  examples must be computed once for each sum, and the sum must be no longer than its examples allow.
+- *noise*: the gradient that the model's own optimizer is about to apply, times what Opacus divides it by, must be that
+  sum plus numbers that Opacus's generator gave in this step. Their size must agree with the standard deviation that
+  was asked for, and no step may have the noise of another one.
+
+Classes are known by their exact type. What was not observed counts as no noise.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import blake2b
+from types import ModuleType
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary, ref
+
+from scipy.special import chdtr
+
+_KNOWN = ("DPOptimizer", "DPPerLayerOptimizer", "DPOptimizerFastGradientClipping")
+_CHANCE = 1e-9  # that true noise is called too small
+_CLOSE = 1e-4  # relative rounding of float32 in sums, with room
+_COARSE = 2e-2  # of bfloat16 and float16
+
+NOT_PRIVATE = "the optimizer that stepped clips no gradients and adds no noise that could be observed"
+_UNCLIPPED = "no clipping of single examples was observed before the step"
+_SILENT = "the gradients of the step have no noise that was drawn for it"
+_AGAIN = "the same noise was added in two steps"
+_TOO_SMALL = "the noise is smaller than the optimizer says"
+SEEDED = (
+    "the noise comes from a seed that the script sets (torch.manual_seed, or a generator of its own), and whoever "
+    "knows the seed can take the noise off: leave the seed to the operating system"
+)
+
+
+@dataclass(frozen=True)
+class ObservedStep:
+    """What was observed of one optimizer step.
+
+    Attributes:
+        noise_multiplier: noise std over clip norm, as used; 0 where clipping or noise was not observed.
+        clip_norm: of one example, as used.
+        missing: what was not observed; "" where nothing is missing.
+        rows: examples that were clipped.
+        is_seeded: whether the noise comes from a seed that the script has set.
+    """
+
+    noise_multiplier: float = 0.0
+    clip_norm: float = 0.0
+    missing: str = ""
+    rows: int = 0
+    is_seeded: bool = False
+
+
+class StepTally:
+    """The steps of one data set, added up."""
+
+    def __init__(self) -> None:
+        self.steps = self.private = 0
+        self.least, self.most, self.clip_norm = math.inf, 0.0, 0.0
+        self.missing, self.is_seeded = "", False
+
+    def add(self, step: ObservedStep) -> None:
+        """One more step."""
+        self.steps += 1
+        self.is_seeded |= step.is_seeded
+        if step.missing:
+            self.missing = self.missing or step.missing
+            return
+        self.private += 1
+        self.least, self.most = min(self.least, step.noise_multiplier), max(self.most, step.noise_multiplier)
+        self.clip_norm = max(self.clip_norm, step.clip_norm)
+
+    def describe(self) -> str:
+        """One sentence."""
+        if not self.private:
+            return f"clipping and noise in none of {self.steps} steps" if self.steps else "no step was seen"
+        many = f"all {self.steps}" if self.private == self.steps else f"{self.private} of {self.steps}"
+        return (
+            f"in {many} steps each example was clipped to norm {self.clip_norm:g} and Gaussian noise was added, with "
+            f"{self.least:g} times that as its standard deviation"
+        )
+
+
+class _Clipped(NamedTuple):
+    """A sum of clipped gradients that an optimizer made."""
+
+    norm: float
+    rows: int
+    is_right: bool
+
+
+class _Drawn(NamedTuple):
+    """Noise that Opacus's generator gave, for the sum that it was drawn beside."""
+
+    reference: Any
+    noise: Any
+    std: float
+    is_seeded: bool
+
+
+class OpacusSteps:
+    """What optimizers of Opacus did since the last step of each.
+
+    Args:
+        seed: gives the seed of torch's default generator. The one at the start is the operating system's, or at least
+            not of what is watched.
+    """
+
+    def __init__(self, seed: Callable[[], int]) -> None:
+        self._seed, self._secret = seed, {seed()}
+        self._optimizers: WeakKeyDictionary[Any, ref[Any]] = WeakKeyDictionary()
+        self._clipped: WeakKeyDictionary[Any, list[_Clipped]] = WeakKeyDictionary()
+        self._weighed: list[tuple[set[int], float, int]] = []  # parameters, clip norm, examples
+        self._drawn: list[_Drawn] = []
+        self._digests: set[bytes] = set()
+        self._dimensions, self._squares = 0, 0.0
+
+    def __contains__(self, optimizer: Any) -> bool:
+        return optimizer in self._optimizers
+
+    def __bool__(self) -> bool:
+        return bool(self._optimizers)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether all noise together is smaller than the optimizers said."""
+        return bool(chdtr(self._dimensions, self._squares) < _CHANCE)
+
+    # -- what happened: called by hooks ------------------------------------------------------------------------------
+
+    def built(self, optimizer: Any) -> None:
+        """An optimizer of Opacus was made around a plain one."""
+        self._optimizers[optimizer.original_optimizer] = ref(optimizer)
+
+    def reseeded(self, seed: int) -> None:
+        """torch.seed() took a seed from the operating system."""
+        self._secret.add(seed)
+
+    def seeded(self, seed: int) -> None:
+        """torch.manual_seed() was called: whoever reads the script may know the seed."""
+        self._secret.discard(int(seed))
+
+    def sums(self, optimizer: Any) -> list[Any]:
+        """The sums before more clipped gradients are added to them."""
+        return [None if p.summed_grad is None else p.summed_grad.detach().clone() for p in optimizer.params]
+
+    def clipped(self, optimizer: Any, before: list[Any]) -> None:
+        """The optimizer has clipped and added: its sums must have grown by what is computed here."""
+        params = optimizer.params
+        samples = [p.grad_sample if isinstance(p.grad_sample, list) else [p.grad_sample] for p in params]
+        bounds = getattr(optimizer, "max_grad_norms", None)
+        norm = float(optimizer.max_grad_norm)
+        if bounds is not None:  # per layer: what one example may move is all of them together
+            norm = math.hypot(*map(float, bounds))
+        rows = sum(len(part) for part in samples[0])
+        error = 0.0
+        for p, old, sum_ in zip(params, before, _clipped_sums(samples, norm, bounds), strict=True):
+            moved = p.summed_grad.detach().float() - (0 if old is None else old.float())
+            error += float((moved.flatten() - sum_).square().sum())
+        close = _COARSE if params[0].element_size() < 4 else _CLOSE
+        is_right = math.sqrt(error) <= close * norm * math.sqrt(max(1, rows))  # false for NaN too
+        self._clipped.setdefault(optimizer, []).append(_Clipped(norm, rows, is_right))
+
+    def weighed(self, module: Any, factors: Any) -> None:
+        """Ghost norms: the factors of the examples of one backward pass."""
+        self._weighed.append(({id(p) for p in module.trainable_parameters}, float(module.max_grad_norm), len(factors)))
+
+    def accumulating(self, optimizer: Any) -> None:
+        """Ghost norms: gradients are about to be added to the sums. They must be of one pass with factors."""
+        own = {id(p) for p in optimizer.params}
+        found = [one for one in self._weighed if own <= one[0]]
+        self._weighed = [one for one in self._weighed if not own <= one[0]]
+        length = math.sqrt(sum(float(p.grad.detach().float().square().sum()) for p in optimizer.params))
+        if len(found) == 1:
+            [(_, norm, rows)] = found
+            one = _Clipped(norm, rows, length <= norm * rows * (1 + _COARSE))
+        else:
+            one = _Clipped(math.inf, 0, False)
+        self._clipped.setdefault(optimizer, []).append(one)
+
+    def drawn(self, noise: Any, std: float, reference: Any, generator: Any = None, secure_mode: bool = False) -> None:
+        """Opacus's generator gave noise."""
+        self._drawn.append(_Drawn(reference, noise, float(std), self.is_known(generator, secure_mode)))
+
+    def is_known(self, generator: Any, secure_mode: bool) -> bool:
+        """Whether somebody who reads the script may know the numbers of a generator, None for torch's own."""
+        try:
+            return (self._seed() if generator is None else generator.initial_seed()) not in self._secret
+        except RuntimeError:  # one of the operating system's has no seed that could be known
+            return not secure_mode
+
+    # -- the step ----------------------------------------------------------------------------------------------------
+
+    def step(self, optimizer: Any) -> ObservedStep:
+        """A plain optimizer is about to apply its gradients."""
+        found = self._optimizers.get(optimizer)
+        private = None if found is None else found()
+        if private is None:
+            return ObservedStep(missing=NOT_PRIVATE)
+        clips, drawn = self._clipped.pop(private, []), self._drawn
+        self._drawn = []
+        if type(private).__name__ not in _KNOWN or not type(private).__module__.startswith("opacus.optimizers."):
+            return ObservedStep(missing=f"clipping and noise of {type(private).__name__} cannot be observed")
+        if not clips or not all(one.is_right for one in clips):
+            return ObservedStep(missing=_UNCLIPPED)
+        missing, std = self._noise(optimizer, private, {id(one.reference): one for one in drawn})
+        norm = max(one.norm for one in clips)
+        if missing or not 0 < norm < math.inf:
+            return ObservedStep(missing=missing or _UNCLIPPED)
+        rows, is_seeded = sum(one.rows for one in clips), any(one.is_seeded for one in drawn)
+        return ObservedStep(std / norm, norm, "", rows, is_seeded)
+
+    def _noise(self, optimizer: Any, private: Any, drawn: dict[int, _Drawn]) -> tuple[str, float]:
+        """(what is missing, the least std) of the noise in the gradients that are about to be applied."""
+        scale = 1.0
+        if private.loss_reduction == "mean":
+            scale = private.expected_batch_size * private.accumulated_iterations
+        digest, std, dimensions, squares = blake2b(digest_size=16), math.inf, 0, 0.0
+        for p in (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None):
+            total = getattr(p, "summed_grad", None)
+            one = None if total is None else drawn.get(id(total))
+            if total is None or one is None or not one.std > 0:
+                return _SILENT, 0.0
+            noise, total = one.noise.detach().float().flatten(), total.detach().float().flatten()
+            length, close = float(noise.norm()), _COARSE if p.element_size() < 4 else _CLOSE
+            error = float((p.grad.detach().float().flatten() * scale - total - noise).norm())
+            if not error <= close * length + 0.1 * close * float(total.norm()):
+                return _SILENT, 0.0
+            std, dimensions, squares = min(std, one.std), dimensions + len(noise), squares + (length / one.std) ** 2
+            digest.update(noise[:16].cpu().numpy().tobytes())
+        self._dimensions, self._squares = self._dimensions + dimensions, self._squares + squares
+        if not dimensions or chdtr(dimensions, squares) < _CHANCE:
+            return _TOO_SMALL if dimensions else _SILENT, 0.0
+        if dimensions > 3 and digest.digest() in self._digests:
+            return _AGAIN, 0.0
+        self._digests.add(digest.digest())
+        return "", std
+
+    # -- the hooks ---------------------------------------------------------------------------------------------------
+
+    def hooks(self, opacus: ModuleType, careful: Callable[..., Any]) -> list[tuple[Any, str, Callable[..., Any]]]:
+        """(owner, name, what is called in the place of it, with the original first)."""
+
+        def build(original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+            original(*args, **kwargs)  # itself first; one of its keywords is called optimizer
+            careful(self.built, args[0])
+
+        def clip(original: Callable[..., Any], optimizer: Any) -> Any:
+            before = careful(self.sums, optimizer)
+            result = original(optimizer)
+            careful(self.clipped, optimizer, before)
+            return result
+
+        def weigh(original: Callable[..., Any], module: Any) -> Any:
+            factors = original(module)
+            careful(self.weighed, module, factors)
+            return factors
+
+        def accumulate(original: Callable[..., Any], optimizer: Any) -> Any:
+            careful(self.accumulating, optimizer)
+            return original(optimizer)
+
+        def draw(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            noise = original(*args, **kwargs)
+            careful(lambda: self.drawn(noise, *args, **kwargs))
+            return noise
+
+        kinds = opacus.optimizers
+        return [
+            (kinds.DPOptimizer, "__init__", build),
+            (kinds.DPOptimizer, "clip_and_accumulate", clip),
+            (kinds.DPPerLayerOptimizer, "clip_and_accumulate", clip),
+            (kinds.DPOptimizerFastGradientClipping, "accumulate", accumulate),
+            (opacus.grad_sample.GradSampleHooksFastGradientClipping, "get_clipping_coef", weigh),
+            (kinds.optimizer, "_generate_noise", draw),
+            (kinds.optimizer_fast_gradient_clipping, "_generate_noise", draw),
+        ]
+
+
+def _clipped_sums(samples: list[list[Any]], norm: float, bounds: list[float] | None) -> list[Any]:
+    """For each parameter the sum of its rows, each row times min(1, norm / its length), in float32.
+
+    Args:
+        samples: for each parameter the gradients of each example, in one or several parts.
+        norm: for all parameters of an example together.
+        bounds: or for each parameter alone.
+    """
+    sums: list[Any] = [0.0] * len(samples)
+    for part in zip(*samples, strict=True):
+        rows = [g.detach().float().reshape(len(g), math.prod(g.shape[1:])) for g in part]
+        lengths = [r.square().sum(1) for r in rows]
+        if bounds is None:
+            lengths = [sum(lengths)] * len(rows)
+        limits = [norm] * len(rows) if bounds is None else bounds
+        for i, (row, length, limit) in enumerate(zip(rows, lengths, limits, strict=True)):
+            sums[i] = sums[i] + (limit / length.sqrt()).clamp(max=1.0) @ row
+    return sums

@@ -1,0 +1,465 @@
+"""Clipping and noise as a step used them: Opacus's own ways are seen, and what is missing counts as no privacy."""
+
+import json
+import math
+import os
+import shlex
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+import processes
+from anyorder.audit.loader_check import CLAIM, NOTHING, WHAT_IF, watch
+
+opacus = pytest.importorskip("opacus", reason="opacus is not installed")
+from opacus.accountants import RDPAccountant  # noqa: E402
+from opacus.optimizers import DPOptimizer  # noqa: E402
+from opacus.utils.batch_memory_manager import BatchMemoryManager  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+N, DELTA = 80, 1e-5
+
+
+def data(sources=N):
+    generator = torch.Generator().manual_seed(0)
+    return TensorDataset(10 * torch.randn(sources, 20, generator=generator), torch.arange(sources) % 2)
+
+
+class Training:
+    """Two epochs of a model of 42 weights; what differs is put in its place."""
+
+    def __init__(self, *, epsilon=None, noise=1.0, generator=None, **options):
+        self.plain = nn.Linear(20, 2)
+        self.sgd = torch.optim.SGD(self.plain.parameters(), lr=0.1)
+        self.engine, self.criterion = opacus.PrivacyEngine(accountant="rdp"), F.cross_entropy
+        given = {
+            "module": self.plain,
+            "optimizer": self.sgd,
+            "data_loader": DataLoader(data(), 10, generator=generator),
+        }
+        given |= {"max_grad_norm": 1.3, **options}
+        if epsilon is not None:
+            given |= {"target_epsilon": epsilon, "target_delta": DELTA, "epochs": 2}
+            made = self.engine.make_private_with_epsilon(**given)
+        else:
+            made = self.engine.make_private(noise_multiplier=noise, **given)
+        self.model, self.optimizer, self.loader = made[0], made[1], made[-1]
+        if not options.get("wrap_model", True):
+            self.model = self.plain
+        if len(made) == 4:
+            self.criterion = made[2]
+
+    def run(self, step=None, loader=None, epochs=2):
+        for _ in range(epochs):
+            for x, y in loader or self.loader:
+                self.optimizer.zero_grad()
+                self.criterion(self.model(x), y).backward()
+                (step or self.optimizer.step)()
+        return self
+
+
+def seen_of(run, **options):
+    with watch() as seen:
+        run()
+    [found] = seen.findings(delta=DELTA, **options)
+    return found
+
+
+def in_parts(training):
+    with BatchMemoryManager(data_loader=training.loader, max_physical_batch_size=4, optimizer=training.optimizer) as it:
+        training.run(loader=it)
+
+
+def by_hand(training):
+    """Per-example gradients by torch.func, in a module that Opacus does not hook."""
+    weights = dict(training.plain.named_parameters())
+
+    def loss(weights, x, y):
+        return F.cross_entropy(torch.func.functional_call(training.plain, weights, (x[None],)), y[None])
+
+    for x, y in training.loader:
+        training.optimizer.zero_grad()
+        rows = torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(weights, x, y)
+        for name, p in weights.items():
+            p.grad_sample, p.grad = rows[name].detach(), torch.zeros_like(p)
+        training.optimizer.step()
+
+
+WAYS = {
+    "make_private": lambda: Training().run(),
+    "make_private_with_epsilon": lambda: Training(epsilon=3.0).run(),
+    "functorch": lambda: Training(grad_sample_mode="functorch").run(),
+    "without a wrapper": lambda: Training(wrap_model=False).run(),
+    "ghost norms": lambda: Training(grad_sample_mode="ghost").run(),
+    "per layer": lambda: Training(clipping="per_layer", max_grad_norm=[1.0, 0.5]).run(),
+    "BatchMemoryManager": lambda: in_parts(Training()),
+    "ghost norms in parts": lambda: in_parts(Training(grad_sample_mode="ghost")),
+    "functional": lambda: by_hand(Training(grad_sample_mode="no_op")),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_ways_of_opacus_are_seen_with_the_noise_that_they_used(way):
+    found = seen_of(WAYS[way]).finding
+    assert found.outcome == CLAIM
+    assert found.holds, found
+    assert "in all" in found.observed
+    if way != "make_private_with_epsilon":
+        assert found.noise_multiplier == 1.0
+    norm = 1.11803 if way == "per layer" else 1.3
+    assert f"clipped to norm {norm:g}" in found.observed
+
+
+# -- what is missing ---------------------------------------------------------------------------------------------------
+
+
+def half():
+    """Half the noise, from below Opacus."""
+    original = torch.normal
+    torch.normal = lambda *args, **kwargs: original(*args, **kwargs) / 2
+    try:
+        Training().run()
+    finally:
+        torch.normal = original
+
+
+def unclipped():
+    """Opacus's clipping with another bound than it has when it draws the noise."""
+    training = Training()
+    original = training.optimizer.clip_and_accumulate
+
+    def clip():
+        training.optimizer.max_grad_norm = 130.0
+        original()
+        training.optimizer.max_grad_norm = 1.3
+
+    training.optimizer.clip_and_accumulate = clip
+    training.run()
+
+
+def replaced_clip():
+    training = Training()
+
+    def clip():
+        for p in training.optimizer.params:
+            p.summed_grad = p.grad_sample.sum(0)
+
+    training.optimizer.clip_and_accumulate = clip
+    training.run()
+
+
+def silent_noise():
+    training = Training()
+
+    def add_noise():
+        for p in training.optimizer.params:
+            p.grad = p.summed_grad.clone()
+
+    training.optimizer.add_noise = add_noise
+    training.run()
+
+
+def rewritten():
+    """The noise is drawn, and the gradients are put back before the model's optimizer applies them."""
+    training = Training()
+    training.optimizer.scale_grad = lambda: [p.grad.copy_(p.summed_grad / 10) for p in training.optimizer.params]
+    training.run()
+
+
+def stepped_twice():
+    training = Training(poisson_sampling=False)
+
+    def step():
+        training.optimizer.step()
+        training.plain.zero_grad()
+        F.cross_entropy(training.plain(data()[:10][0]), data()[:10][1]).backward()
+        training.sgd.step()
+
+    training.run(step)
+
+
+def own_class():
+    class Mine(DPOptimizer):
+        def add_noise(self):
+            super().add_noise()
+            for p in self.params:
+                p.grad.copy_(p.summed_grad)
+
+    training = Training()
+    old = training.optimizer
+    training.optimizer = Mine(training.sgd, noise_multiplier=1.0, max_grad_norm=1.3, expected_batch_size=10)
+    training.optimizer.attach_step_hook(old.step_hook)
+    training.run()
+
+
+def the_same_noise():
+    generator = torch.Generator()
+    training = Training(noise_generator=generator)
+    training.run(lambda: (generator.manual_seed(5), training.optimizer.step()))
+
+
+def ghost_without_its_loss():
+    training = Training(grad_sample_mode="ghost")
+    training.criterion = F.cross_entropy
+    training.run()
+
+
+def pairs():
+    """One gradient for two examples: the model joins them."""
+    training = Training(poisson_sampling=False)
+    original = training.model.forward
+    training.model.forward = lambda x: original(x[::2] - x[1::2])
+    training.criterion = lambda outputs, y: F.cross_entropy(outputs, y[::2])
+    training.run()
+
+
+def beside():
+    training = Training()
+    other = nn.Linear(20, 2)
+    sgd = torch.optim.SGD(other.parameters(), lr=0.1)
+
+    def step():
+        training.optimizer.step()
+        F.cross_entropy(other(data()[:10][0]), data()[:10][1]).backward()
+        sgd.step()
+
+    training.run(step)
+
+
+def seeded():
+    torch.manual_seed(torch.initial_seed())
+    Training().run()
+
+
+def own_generator():
+    Training(noise_generator=torch.Generator()).run()  # whose seed is the same in every process
+
+
+def drawn_from_a_known_seed():
+    Training(generator=torch.Generator().manual_seed(3)).run()
+
+
+FAULTS = {
+    half: "smaller than", unclipped: "clipped to norm 130", replaced_clip: "no clipping", silent_noise: "no noise",
+    rewritten: "no noise", stepped_twice: "had no privacy", own_class: "Mine cannot be observed",
+    the_same_noise: "the same noise", ghost_without_its_loss: "no clipping", pairs: "one gradient for each example",
+    beside: "adds no noise stepped too", seeded: "seed that the script sets",
+    own_generator: "seed that the script sets", drawn_from_a_known_seed: "knows the batches",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_what_is_missing_makes_the_claim_fail(fault):
+    found = seen_of(fault).finding
+    assert found.outcome == CLAIM
+    assert not found.holds
+    assert found.true > 5 * found.claimed
+    assert FAULTS[fault] in str(found)
+
+
+def mnist():
+    """The loop of pytorch's example."""
+    model = nn.Sequential(nn.Linear(20, 8), nn.ReLU(), nn.Dropout(0.25), nn.Linear(8, 2))
+    optimizer = torch.optim.Adadelta(model.parameters(), lr=1.0)
+    train, test = data(), data(20)
+    for _ in range(2):
+        model.train()
+        for x, y in DataLoader(train, 10, shuffle=True):
+            optimizer.zero_grad()
+            F.nll_loss(F.log_softmax(model(x), dim=1), y).backward()
+            optimizer.step()
+        model.eval()
+        with torch.no_grad():
+            for x, _ in DataLoader(test, 10):
+                model(x)
+
+
+def plain(loader=None, clip=None, noise=0.0, closure=False, optimizer=torch.optim.SGD):
+    model = nn.Linear(20, 2)
+    optimizer = optimizer(model.parameters(), lr=0.1)
+    for x, y in loader or DataLoader(data(), 10, shuffle=True):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        if clip:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        for p in model.parameters():
+            p.grad += noise * torch.randn_like(p)
+        optimizer.step(lambda loss=loss: loss) if closure else optimizer.step()
+
+
+def made_and_not_used():
+    """make_private, and the optimizer of before is stepped."""
+    training = Training(poisson_sampling=False)
+    training.model, training.optimizer = training.plain, training.sgd
+    training.run()
+
+
+WITHOUT = {
+    "pytorch's mnist": mnist,
+    "one pass, plain": plain,
+    "batches clipped as a whole": lambda: plain(clip=1.0),
+    "batches clipped, and noise by hand": lambda: plain(clip=1.0, noise=1.0),
+    "Adam, with a closure": lambda: plain(closure=True, optimizer=torch.optim.Adam),
+    "noise multiplier 0": lambda: Training(noise=0.0).run(),
+    "an engine that nobody uses": made_and_not_used,
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT)
+def test_no_training_without_privacy_has_a_finite_epsilon(name):
+    found = seen_of(WITHOUT[name])
+    assert found.finding.outcome == NOTHING
+    assert found.finding.true == math.inf
+    assert not found.finding.holds
+    told = found.to_dict()
+    assert (told["holds"], told["true"], told["claimed"], told["verdict"]) == (False, None, None, NOTHING)
+    assert "no private training was seen: epsilon is infinite" in str(found)
+    asked = seen_of(WITHOUT[name], noise_multiplier=2.0)
+    assert asked.finding.outcome == WHAT_IF
+    assert asked.to_dict()["holds"] is False
+    assert "Nothing is claimed" in str(asked)
+    assert "the claim" not in str(asked)
+
+
+def test_the_epsilon_is_read_from_whoever_is_asked():
+    def own_accountant():
+        model = nn.Linear(20, 2)
+        wrapped, sgd = opacus.GradSampleModule(model), torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = DPOptimizer(sgd, noise_multiplier=2.0, max_grad_norm=1.0, expected_batch_size=10)
+        accountant = RDPAccountant()
+        optimizer.attach_step_hook(accountant.get_optimizer_hook_fn(sample_rate=1 / 8))
+        for x, y in opacus.data_loader.DPDataLoader.from_data_loader(DataLoader(data(), 10)):
+            optimizer.zero_grad()
+            F.cross_entropy(wrapped(x), y).backward()
+            optimizer.step()
+        asked.append(accountant.get_privacy_spent(delta=DELTA)[0])
+
+    for ask in (
+        lambda engine: engine.get_epsilon(DELTA), lambda engine: engine.accountant.get_epsilon(delta=DELTA),
+        lambda engine: engine.accountant.get_privacy_spent(delta=DELTA)[0],
+    ):  # fmt: skip
+        asked = []
+        found = seen_of(lambda ask=ask, asked=asked: asked.append(ask(Training().run().engine)))
+        assert found.printed == ((DELTA, asked[0]),)
+        assert found.finding.claimed == asked[0]
+    asked = []
+    found = seen_of(own_accountant)
+    assert found.printed == ((DELTA, asked[0]),)
+    assert (found.finding.outcome, found.finding.noise_multiplier) == (CLAIM, 2.0)
+    assert found.finding.holds
+
+
+def test_an_epsilon_that_is_printed_of_a_plain_training_is_a_claim_that_fails():
+    def printed():
+        plain()
+        accountant = RDPAccountant()
+        accountant.history = [(1.0, 1 / 8, 8)]
+        accountant.get_epsilon(DELTA)
+
+    found = seen_of(printed).finding
+    assert (found.outcome, found.true, found.holds) == (CLAIM, math.inf, False)
+    with watch() as seen:  # no loader hands out what is trained on
+        training = Training()
+        training.run(loader=[tuple(data()[:10])])
+        training.engine.get_epsilon(DELTA)
+    [one] = seen.findings(delta=DELTA)
+    assert (one.finding.outcome, one.finding.holds) == (CLAIM, False)
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+SCRIPT = """
+    import sys, torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    secret = "17.0625"
+    data = TensorDataset(torch.full((80, 20), float(secret)), torch.arange(80) % 2)
+    loader, model = DataLoader(data, 10, shuffle=True), torch.nn.Linear(20, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    kind = sys.argv[1]
+    if kind in ("poisson", "shuffled"):
+        import opacus
+        engine = opacus.PrivacyEngine(accountant="rdp")
+        model, optimizer, loader = engine.make_private(module=model, optimizer=optimizer, data_loader=loader,
+            noise_multiplier=1.0, max_grad_norm=1.0, poisson_sampling=kind == "poisson")
+    for x, y in loader if kind != "nothing" else ():
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        print("a loss of", secret)
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "outcome"),
+    [
+        (["train.py", "poisson"], 0, "the claim holds"), (["train.py", "nothing"], 3, NOTHING),
+        (["--noise-multiplier", "1", "train.py", "plain"], 4, WHAT_IF),
+    ],
+)  # fmt: skip
+def test_the_command_has_an_exit_code_and_a_page_for_each_outcome(arguments, code, outcome, tmp_path):
+    (tmp_path / "train.py").write_text(textwrap.dedent(SCRIPT))
+    line = ["-W", "ignore", "-m", "anyorder", "check", "--json", "--out", "verdict", *arguments]
+    done = processes.run(*line, cwd=tmp_path)
+    assert done.returncode == code, done.stderr
+    told = json.loads(done.stdout)
+    assert told["outcome"] == outcome
+    files = {path.name: path.read_text() for path in (tmp_path / "verdict").iterdir()}
+    assert set(files) == {"verdict.html", "verdict.json", "verdict.md", "badge.svg"}
+    assert json.loads(files["verdict.json"])["findings"] == told["findings"]
+    for text in files.values():
+        assert "17.06" not in text
+        assert str(tmp_path) not in text
+    assert outcome in files["verdict.html"]
+    assert "http:" not in files["verdict.html"]
+    assert ("holds" in files["badge.svg"]) == (code == 0)
+    assert ("epsilon &lt;=" in files["verdict.html"]) == (outcome not in (NOTHING,))
+
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+
+
+@pytest.mark.parametrize(
+    ("script", "accept", "code", "outcome"),
+    [
+        ("private", "", 0, "the claim holds"),
+        ("shuffled", "3 4", 1, "the claim does not hold"),
+        ("plain", "3", 0, NOTHING),
+    ],
+)  # fmt: skip
+def test_the_action_of_github_on_its_examples(script, accept, code, outcome, tmp_path):
+    yaml = pytest.importorskip("yaml")
+    action = yaml.safe_load((ROOT / "actions" / "check" / "action.yml").read_text())
+    [step] = [one for one in action["runs"]["steps"] if one.get("id") == "check"]
+    given = {name: spec.get("default", "") for name, spec in action["inputs"].items()}
+    given |= {"script": str(ROOT / "examples" / "check" / f"{script}.py"), "accept": accept, "folder": "out"}
+    named = {key: given[value.split(".")[1].strip(" }")] for key, value in step["env"].items()}
+    files = {name: str(tmp_path / name) for name in ("GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY")}
+    done = subprocess.run(
+        ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]], cwd=tmp_path, check=False,
+        env=ENVIRONMENT | named | files, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    told = dict(line.split("=", 1) for line in (tmp_path / "GITHUB_OUTPUT").read_text().splitlines())
+    assert told == {"exit-code": str(code), "outcome": outcome}
+    assert f"{script}.py: {outcome}" in (tmp_path / "GITHUB_STEP_SUMMARY").read_text()
+    assert ("holds" in (tmp_path / "out" / "badge.svg").read_text()) == (script == "private")
+
+
+def test_the_hook_of_pre_commit_fails_for_a_script_without_privacy(tmp_path):
+    yaml = pytest.importorskip("yaml")
+    [hook] = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
+    assert not hook["pass_filenames"]  # they would be taken for the script's arguments
+    line = [*shlex.split(hook["entry"]), str(ROOT / "examples" / "check" / "plain.py")]
+    done = subprocess.run(line, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert done.returncode == 3, done.stderr
+    assert done.stderr.splitlines()[-1] == "anyorder: no private training: epsilon is infinite"
