@@ -48,7 +48,7 @@ TABLE = ROOT / "benchmarks" / "numbers.toml"
 RESULTS = ROOT / "benchmarks" / "results"
 PRINTED = RESULTS / "printed.jsonl"
 MOST_ONCE = 42
-WRITTEN = {"accuracy", "amplified", "compared", "experiments", "joint", "references", "regret", "scale", "support"}
+WRITTEN = {"accuracy", "compared", "experiments", "joint", "references", "regret", "scale", "support"}
 """Pages of docs that commands write from results files, and reports of one experiment each: no guides."""
 KINDS = ("command", "results", "written", "given", "once")
 _NUMBER = re.compile(r"(?<![\w.-])(\d+\.\d+(?!\.?\d)|\d+(?= (?:times|%|ms|ns|seconds?|minutes?|hours?)\b| ?%))")
