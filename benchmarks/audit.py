@@ -9,7 +9,7 @@ A part is a module of `benchmarks/audits` with `rows(quick) -> Iterator[Row]`; i
 
 from benchmarks._report import run_parts
 
-PARTS = ("power", "null", "faults", "amplified", "peers", "secrets", "scripts")
+PARTS = ("power", "null", "faults", "amplified", "peers", "secrets", "scripts", "risk")
 
 
 def main() -> None:

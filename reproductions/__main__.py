@@ -34,7 +34,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("figures", nargs="*", metavar="FIGURE", help="all that do not train, where none is named")
     made.add_argument("--quick", action="store_true", help="small sizes")
     made.add_argument("--seeds", type=int, default=3, help="how many, of what is random")
-    made.add_argument("--fresh", action="store_true", help="train anew what stored runs are of: hours for some figures")
+    made.add_argument("--first-seed", type=int, default=0, help="others than those whose outcome was seen")
+    made.add_argument("--fresh", action="store_true", help="train stored runs again: hours for some figures")
     made.add_argument("--json", action="store_true", help="one JSON object a line")
     made.add_argument("--write", action="store_true", help="keep the results")
     made.add_argument("--list", action="store_true", help="print papers and figures")
@@ -61,7 +62,7 @@ def show(kept: Kept, known: dict[tuple[str, str], str]) -> bool:
     if turned:
         print(f"  KEPT WAS  {before}")
     if claim.stored or claim.measured:
-        where = ", ".join(claim.stored) or f"{claim.measured}, which runs it anew; --fresh does not"
+        where = ", ".join(claim.stored) or f"{claim.measured}, which runs it again; --fresh does not"
         print(f"  stored    {where}")
     print(flush=True)
     return turned
@@ -87,7 +88,7 @@ def main() -> None:
         options.error("--quick is not kept")
     _runs.FRESH = asked.fresh
     known = {(row.claim.place, row.claim.statement): row.claim.verdict for row in results(asked.paper)}
-    run, turned = Run(quick=asked.quick, seeds=tuple(range(asked.seeds))), 0
+    run, turned = Run(quick=asked.quick, seeds=tuple(range(asked.first_seed, asked.first_seed + asked.seeds))), 0
     fresh: dict[str, list[Kept]] = {}
     for figure in chosen_figures(asked.paper, asked.figures):
         fresh[figure.name] = []

@@ -11,19 +11,16 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from datetime import date
 from importlib.metadata import version
-from math import inf
 from pathlib import Path
-from statistics import mean, stdev
 from typing import Any, Literal, get_args
 
-from scipy.stats import t
+from benchmarks._report import processor
 
-from reproductions import _runs
+from reproductions import _powers, _runs
 
 RESULTS = Path(__file__).parent / "results"
 
 Verdict = Literal["holds", "fails", "holds, scaled down", "fails, scaled down", "undecided", "not tried"]
-Task = Literal["theirs", "smaller", "other"]
 
 
 @dataclass(frozen=True)
@@ -45,7 +42,7 @@ class Claim:
         statement: what is claimed, in our words.
         theirs, ours: their number and ours, as text for a table.
         verdict: "not tried" needs its reason in `why`; "scaled down" says there what is smaller; "fails" why;
-            "undecided" what the experiment could have told, see `Power`.
+            "undecided" what the experiment could have told: see `_powers`.
         paper, command: filled in by `found`.
         value: our numbers; what `ours` says, in full digits.
         seeds: of what is random; none for what is computed.
@@ -99,7 +96,11 @@ class Figure:
 
 @dataclass(frozen=True)
 class Kept:
-    """A line of the results: a claim, the figure it is part of, and how it was made."""
+    """A line of the results: a claim, the figure it is part of, and how it was made.
+
+    `power` is the digest of the power that was stated when it was made, "" where no chance is in it; `late` says that
+    the runs it rests on were made before that power was stated.
+    """
 
     figure: str
     claim: Claim
@@ -107,6 +108,8 @@ class Kept:
     seconds: float
     date: str
     versions: dict[str, str]
+    power: str = ""
+    late: bool = False
 
 
 def judged(holds: bool, *, scaled: bool = False) -> Verdict:
@@ -114,65 +117,30 @@ def judged(holds: bool, *, scaled: bool = False) -> Verdict:
     return ("holds, scaled down" if holds else "fails, scaled down") if scaled else ("holds" if holds else "fails")
 
 
-@dataclass(frozen=True)
-class Power:
-    """What an experiment could decide: stated with the claim, whatever came out.
-
-    Args:
-        differences: by place and seed, above 0 where the claim holds: a list for each place, of one number a seed.
-        least: the least difference that matters, in the same units. Where less is claimed than "above", the threshold
-            is taken off the differences.
-        task: "theirs"; "smaller", of the same kind; "other", so far from theirs that neither outcome tells of it.
-    """
-
-    differences: list[list[float]]
-    least: float
-    task: Task = "smaller"
-
-    def errors(self) -> list[float]:
-        """Half the width of the 95 % interval of each mean difference, by Student's t; infinite for one seed."""
-        return [
-            float(t.ppf(0.975, len(one) - 1)) * stdev(one) / len(one) ** 0.5 if len(one) > 1 else inf
-            for one in self.differences
-        ]
-
-    def verdict(self) -> Verdict:
-        """The same rule for successes and misses.
-
-        It holds where every interval is above 0, and fails where one is below, or where all that is not above is known
-        to be less than matters. Else, and on another task than theirs, the experiment could not decide.
-        """
-        pairs = list(zip(map(mean, self.differences), self.errors(), strict=True))
-        holds = all(found > error for found, error in pairs)
-        below = any(found < -error for found, error in pairs)
-        nothing = any(abs(found) + error < self.least for found, error in pairs)
-        if self.task == "other" or not (holds or below or nothing):
-            return "undecided"
-        return judged(holds, scaled=self.task == "smaller")
-
-    def told(self) -> str:
-        """In words, for the reason."""
-        seeds = min(map(len, self.differences))
-        width = max(self.errors())
-        known = f"known to within {width:.2g} points (95 %)" if width < inf else "of unknown spread"
-        far = " Their task is another one." if self.task == "other" else ""
-        return f"Power: {seeds} seed{'s' if seeds > 1 else ''}, differences {known}, {self.least:g} matter.{far} "
-
-
 def found(paper: str, figure: Figure, run: Run) -> Iterator[Kept]:
     """Run the figure; each claim gets its command, and the seconds since the one before."""
     import torch
 
-    versions = {name: version(name) for name in ("torch", "numpy", "scipy")} | {"python": platform.python_version()}
+    versions = {name: version(name) for name in ("torch", "numpy", "scipy")} | {
+        "python": platform.python_version(), "processor": processor()
+    }  # fmt: skip
     before = time.perf_counter()
     _runs.READ.clear()
+    _runs.POWERS.clear()
     for claim in figure.claims(run):
         command = f"python -m reproductions {paper} {figure.name}"
         claim = replace(claim, paper=paper, command=command, stored=tuple(sorted(_runs.READ)))
         now = time.perf_counter()
         seconds = round(now - before, 2) if claim.seconds is None else claim.seconds
-        yield Kept(figure.name, claim, torch.get_num_threads(), seconds, date.today().isoformat(), versions)
+        power = _powers.stated(paper, claim.statement)
+        mark = ("", False) if power is None else (power.digest, _rests_on_older(claim))
+        yield Kept(figure.name, claim, torch.get_num_threads(), seconds, date.today().isoformat(), versions, *mark)
         before = now
+
+
+def _rests_on_older(claim: Claim) -> bool:
+    """Whether a run that the claim rests on was made before the powers of its paper were stated as they are."""
+    return bool(claim.measured) or bool(_runs.POWERS - {_powers.of_paper(claim.paper)})
 
 
 def line(kept: Kept) -> str:
@@ -189,6 +157,8 @@ def line(kept: Kept) -> str:
             "seconds": kept.seconds,
             "date": kept.date,
             "versions": kept.versions,
+            "power": kept.power,
+            "late": kept.late,
         },
         allow_nan=False,
     )
@@ -202,7 +172,8 @@ def parsed(text: str) -> Kept:
     if claim["curves"] is not None:
         curves = {name: [(x, y) for x, y in points] for name, points in claim["curves"]["curves"].items()}
         claim["curves"] = Curves(**(claim["curves"] | {"curves": curves}))
-    return Kept(row["figure"], Claim(**claim), row["cores"], row["seconds"], row["date"], row["versions"])
+    made = row["cores"], row["seconds"], row["date"], row["versions"], row["power"], row["late"]
+    return Kept(row["figure"], Claim(**claim), *made)
 
 
 def results(paper: str) -> list[Kept]:
@@ -211,9 +182,18 @@ def results(paper: str) -> list[Kept]:
     return [parsed(text) for text in path.read_text().splitlines()] if path.exists() else []
 
 
+def _seen(row: Kept, before: dict[tuple[str, str], Kept]) -> Kept:
+    """A power that changed since the same seeds were run was stated after the run: what comes out again was known."""
+    old = before.get((row.claim.place, row.claim.statement))
+    known = old is not None and old.claim.seeds == row.claim.seeds and (old.late or old.power != row.power)
+    return replace(row, late=bool(row.power) and (row.late or known))
+
+
 def write(paper: str, figures: tuple[Figure, ...], fresh: dict[str, list[Kept]]) -> None:
     """Replace what is kept of the figures in `fresh`; the file is in the order of the paper's figures."""
     kept = {name: [row for row in results(paper) if row.figure == name] for name in (f.name for f in figures)}
+    before = {(row.claim.place, row.claim.statement): row for row in results(paper)}
+    fresh = {name: [_seen(row, before) for row in rows] for name, rows in fresh.items()}
     lines = [line(row) for rows in (kept | fresh).values() for row in rows]
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{paper}.jsonl").write_text("".join(text + "\n" for text in lines))

@@ -7,7 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import get_args
 
-from reproductions._claims import Claim, Curves, Kept, Verdict, results
+from reproductions import _powers
+from reproductions._claims import Curves, Kept, Verdict, results
 
 DOCS = Path(__file__).parents[1] / "docs" / "papers"
 
@@ -22,10 +23,13 @@ machine, time and versions. A verdict is one of:
 - *holds*, or *fails*;
 - *holds, scaled down*, or *fails, scaled down*: on a smaller task than the paper's;
 - *undecided*: seeds, spread and task could not tell. The page of the paper states the number of seeds, the half width
-  of a 95 % interval, and the least difference that matters;
+  of a 95 % interval, and the least difference that matters. The rule is the same for successes and misses;
 - *not tried*, with the reason.
 
-The page of a paper has every claim with its command, which runs it again.
+The page of a paper has every claim with its command, which runs it again. Powers stand in `reproductions/powers.toml`:
+seeds, least difference, and how far the task is from the paper's. *Power stated after the run* marks a verdict whose
+runs are older than its power. *Stored runs* marks one whose command reads runs that are on file; `--fresh` runs them
+again, but for those of another benchmark, whose command it prints.
 """
 
 SECTIONS: dict[str, tuple[Verdict, ...]] = {
@@ -91,12 +95,12 @@ def page(title: str, paper: str, rows: list[Kept]) -> str:
         ),
     ]
     for heading, verdicts in SECTIONS.items():
-        claims = [row.claim for row in rows if row.claim.verdict in verdicts]
+        claims = [row for row in rows if row.claim.verdict in verdicts]
         if claims:
             told = heading != "What holds"
             head = ["where", "claim", "they say", "we got", *(["why"] if told else []), "command"]
             text += [f"## {heading}\n", f"| {' | '.join(head)} |\n{'|---' * len(head)}|"]
-            text += ["| " + " | ".join(cells(claim, reasons=told)) + " |" for claim in claims] + [""]
+            text += ["| " + " | ".join(cells(row, reasons=told)) + " |" for row in claims] + [""]
     drawn = [row for row in rows if row.claim.curves is not None]
     if drawn:
         text.append("## Plots\n")
@@ -109,10 +113,22 @@ def page(title: str, paper: str, rows: list[Kept]) -> str:
     return "\n".join(text)
 
 
-def cells(claim: Claim, *, reasons: bool) -> list[str]:
+def power_mark(row: Kept) -> str:
+    """That the power of a verdict was stated, or changed, after what it judges."""
+    power = _powers.stated(row.claim.paper, row.claim.statement)
+    if not row.claim.ours or (power is None and not row.power):
+        return ""
+    late = row.late or power is None or row.power != power.digest
+    return f"power stated {'after' if late else 'before'} the run"
+
+
+def cells(row: Kept, *, reasons: bool) -> list[str]:
     """The row of a claim."""
+    claim = row.claim
+    stored = "stored runs" if claim.stored or claim.measured else ""
+    marks = "".join(f" *({mark})*" for mark in (power_mark(row), stored) if mark)
     scaled = f" (**{claim.verdict}**)" if "scaled down" in claim.verdict else ""
-    found = [claim.place, claim.statement + scaled, claim.theirs, claim.ours, *([claim.why] if reasons else [])]
+    found = [claim.place, claim.statement + scaled + marks, claim.theirs, claim.ours, *([claim.why] if reasons else [])]
     return [cell.replace("|", "\\|") for cell in found] + [f"`{claim.command.rpartition(' ')[2]}`"]
 
 

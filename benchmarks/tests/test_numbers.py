@@ -1,7 +1,6 @@
 """The checker of numbers: the guides as they are, and each kind of fault."""
 
-import subprocess
-import sys
+import json
 
 from benchmarks import again, bins, numbers
 
@@ -87,9 +86,20 @@ def test_what_moved_is_told():
     assert len(again.chosen(list(range(40)), 0.1, 3)) == 4
 
 
-def test_the_command_lists_what_it_would_run():
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.again", "--list", "--quick"], cwd=numbers.ROOT, capture_output=True,
-        text=True, check=True,
-    )  # fmt: skip
-    assert "kairouz2021 thm4_1" in done.stdout
+def test_records_of_both_kinds_are_made_again_and_what_moved_is_told(tmp_path, monkeypatch):
+    """A tenth of what is cheap, without the hours of the rest; a number of a clock may be three times another."""
+    lines = again.records(5.0)
+    told = again.listed(again.cheap(5.0), lines) + again.whole()
+    assert any("kairouz2021 thm4_1" in line for line in told)
+    assert any("mnist.jsonl: as a whole, by python -m benchmarks.train" in line for line in told)
+    assert {one.file for one in lines} >= {"regret.jsonl", "bins_bounds.jsonl", "printed.jsonl"}
+    bound = next(one for one in lines if one.file == "bins_bounds.jsonl" and one.seconds < 0.5)
+    assert again.remade(bound)["moved"] == ""
+    assert "->" in again.remade(bound._replace(kept=1.01 * bound.kept))["moved"]
+    timed = [again._told(json.dumps({"name": "a", "ours": x, "unit": "s"})) for x in (1.0, 2.9, 3.1)]
+    assert again.moved(timed[0], timed[1]) is None
+    assert "1 -> 3.1" in again.moved(timed[0], timed[2])
+    monkeypatch.setattr(again, "SIGHTINGS", tmp_path / "again.jsonl")
+    row = {"file": "a.jsonl", "claim": "c", "moved": "", "processor": "Z"}
+    again.SIGHTINGS.write_text(json.dumps(row) + "\n" + json.dumps({**row, "processor": "Y", "moved": "1 -> 2"}) + "\n")
+    assert again.seen() == {("a.jsonl", "c"): {"Z"}}

@@ -26,7 +26,8 @@ from anyorder.strategy import Dense, Strategy, Tree
 from anyorder.strategy.dense import fit_dense
 from anyorder.workload import Workload
 from reproductions import _runs
-from reproductions._claims import Claim, Power, Run
+from reproductions._claims import Claim, Run
+from reproductions._powers import decided
 
 RUNS = Path(__file__).parents[1] / "results" / "denisov2022_runs.jsonl"
 FOLDER = os.environ.get("ANYORDER_BROWN", "brown")
@@ -180,56 +181,55 @@ def claims(
     means = {name: mean(found) for name, found in got.items()}
     matrix = (PREFIX, OWN)
 
-    def power(*pairs: tuple[str, str]) -> Power:
+    def judged(statement: str, *pairs: tuple[str, str]) -> dict[str, Any]:
         """Of better and worse."""
-        return Power([[100 * (a - b) for a, b in zip(got[x], got[y], strict=True)] for x, y in pairs], 0.5)
+        apart = [[100 * (a - b) for a, b in zip(got[x], got[y], strict=True)] for x, y in pairs]
+        verdict, power = decided("denisov2022", statement, apart)
+        return {"statement": statement, "verdict": verdict, "why": power + SCALED}
 
     yield Claim(
         **common,
-        statement=f"{at}: with constant rates both optimal factorisations beat Honaker online (DP-FTRL)",
+        **judged(
+            f"{at}: with constant rates both optimal factorisations beat Honaker online (DP-FTRL)",
+            (OWN, ONLINE),
+            (PREFIX, ONLINE),
+        ),
         theirs="significantly, at every epsilon",
         ours="; ".join(f"{name} {told(got[name])} %" for name in (ONLINE, *matrix)),
-        verdict=power((OWN, ONLINE), (PREFIX, ONLINE)).verdict(),
-        why=power((OWN, ONLINE), (PREFIX, ONLINE)).told() + SCALED,
     )
     yield Claim(
         **common,
-        statement=f"{at}: Honaker full beats Honaker online",
+        **judged(f"{at}: Honaker full beats Honaker online", (FULL, ONLINE)),
         theirs="above it at every epsilon",
         ours=f"{told(got[FULL])} % against {told(got[ONLINE])} %, {gained(got[FULL], got[ONLINE])}",
-        verdict=power((FULL, ONLINE)).verdict(),
-        why=power((FULL, ONLINE)).told() + SCALED,
     )
     yield Claim(
         **common,
-        statement=f"{at}: the factorisation made for momentum beats that of prefix sums with momentum after it",
+        **judged(
+            f"{at}: the factorisation made for momentum beats that of prefix sums with momentum after it", (OWN, PREFIX)
+        ),
         theirs="improved performance",
         ours=f"{told(got[OWN])} % against {told(got[PREFIX])} %, {gained(got[OWN], got[PREFIX])}",
-        verdict=power((OWN, PREFIX)).verdict(),
-        why=power((OWN, PREFIX)).told() + SCALED,
     )
     yield Claim(
         **common,
-        statement=f"{at}: a cooldown of the learning rate in the mechanism improves further",
+        **judged(f"{at}: a cooldown of the learning rate in the mechanism improves further", (COOLED, OWN)),
         theirs="added improvements",
         ours=f"{told(got[COOLED])} % against {told(got[OWN])} %, {gained(got[COOLED], got[OWN])}",
-        verdict=power((COOLED, OWN)).verdict(),
-        why=power((COOLED, OWN)).told() + SCALED,
     )
     best = max((PREFIX, OWN, COOLED), key=means.__getitem__)
     closed = (means[best] - means[ONLINE]) / (mean(ceiling) - means[ONLINE])
-    share = Power(
-        [[100 * (a - b - 2 / 3 * (c - b)) for a, b, c in zip(got[best], got[ONLINE], ceiling, strict=False)]],
-        0.5,
-    )
+    statement = f"{at}: together they close two thirds of the gap between DP-FTRL and training without noise"
+    share = [100 * (a - b - 2 / 3 * (c - b)) for a, b, c in zip(got[best], got[ONLINE], ceiling, strict=False)]
+    verdict, power = decided("denisov2022", statement, [share])
     yield Claim(
         **{**common, "value": {**value, "closed": closed}},
-        statement=f"{at}: together they close two thirds of the gap between DP-FTRL and training without noise",
+        statement=statement,
         theirs="more than 2/3",
         ours=f"{100 * closed:.0f} %: {told(got[ONLINE])} % to {told(got[best])} % ({best}); {told(ceiling)} % without "
         "noise",
-        verdict=share.verdict(),
-        why=f"{share.told()}{SCALED}; their larger cohorts are not part of it here",
+        verdict=verdict,
+        why=f"{power}{SCALED}; their larger cohorts are not part of it here",
     )
 
 

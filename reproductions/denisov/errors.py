@@ -22,6 +22,7 @@ from anyorder.strategy.low_rank import BandedLowRank
 from anyorder.strategy.sensitivity import sensitivity
 from anyorder.workload import Workload
 from reproductions._claims import Claim, Curves, Run, judged
+from reproductions._powers import decided
 
 Floats = NDArray[np.float64]
 
@@ -184,17 +185,22 @@ def late(n: int, own: Floats, prefix: Floats, name: str, quick: bool) -> Claim:
     """Their hypothesis on Fig. 6: where the factorisation made for the workload spends its variance."""
     worse = own > prefix
     body, end = worse[n // 8 : n // 2].mean(), worse[-n // 8 :].mean()
-    holds = bool(body > 0.5 > end)
+    statement = (
+        f"{name}: its own factorisation has more noise than that of prefix sums in the body of training, and less at "
+        "its "
+        "end"
+    )
+    verdict, power = decided("denisov2022", statement, [[float(body) - 0.5], [0.5 - float(end)]])
     return Claim(
         place="Appendix I, Fig. 6",
-        statement=f"{name}: its own factorisation has more noise than that of prefix sums in the body of training, and "
-        "less at its end",
+        statement=statement,
         theirs="seen in accuracies during training, and taken for an artefact of how the variance is distributed",
         ours=f"more noise at {100 * body:.0f} % of the iterates from n/8 to n/2, at {100 * end:.0f} % of the last n/8; "
         f"ratio of squared errors {own[n // 4] / prefix[n // 4]:.3f} at n/4, {own[-1] / prefix[-1]:.3f} at the end",
-        verdict=judged(holds, scaled=quick),
-        why=smaller(n, QUICK_STEPS)
-        or fails("the noise of the iterates is not what they saw: it is below at nearly all of them", holds),
+        verdict=verdict,
+        why=f"{power}{smaller(n, QUICK_STEPS)} The noise of the iterates is not what they saw: it is below at nearly "
+        "all "
+        "of them",
         value={"body": float(body), "end": float(end), "total": float(own.sum() / prefix.sum())},
     )
 

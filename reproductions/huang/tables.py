@@ -6,7 +6,6 @@ shared layers by DP-SGD on all records, then each owner's head at home. Runs of 
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import pairwise
 from statistics import mean
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from benchmarks.federations import joint as kept_joint
 
 from reproductions._claims import Claim, Curves, Run, judged
+from reproductions._powers import decided
 from reproductions.huang.runs import (
     ALL_OWNERS,
     DATASETS,
@@ -58,6 +58,7 @@ def printed(mode: str, dataset: str) -> str:
     )
 
 
+PAPER = "huang2023"
 NOTE = "Their joint DP is not private as printed; ours is two phases, at the same epsilon and delta"
 HERE = f"4 and 512 owners are of `{MEASURED}`"
 COMMON: dict[str, Any] = {"seeds": (0, 1, 2), "measured": ONLY_JOINT}
@@ -72,27 +73,18 @@ def table1(run: Run) -> Iterator[Claim]:
 def judge1(found: Found) -> Iterator[Claim]:
     """From the runs, at the numbers of owners that are measured."""
     owners = found.owners((JOINT, FULL), ALL_OWNERS)
-    gains = {
-        (dataset, n): found.mean(dataset, n, JOINT) - found.mean(dataset, n, FULL)
-        for dataset in DATASETS
-        for n in owners
-    }
+    gains = apart(found, JOINT, FULL, owners)
     yield claim(
         "Table 1",
         "at epsilon 1 joint DP is better than full DP, at every number of owners",
-        min(gains.values()) > 0,
+        list(gains.values()),
         (JOINT, FULL),
         found,
         ALL_OWNERS,
-        "full DP is better somewhere",
     )
 
-    def best(mode: str, others: tuple[str, ...], owners: tuple[int, ...]) -> bool:
-        return all(
-            found.mean(dataset, n, mode) > max(found.mean(dataset, n, other) for other in others)
-            for dataset in DATASETS
-            for n in owners
-        )
+    def best(mode: str, others: tuple[str, ...], owners: tuple[int, ...]) -> list[list[float]]:
+        return [gaps for other in others for gaps in apart(found, mode, other, owners).values()]
 
     yield claim(
         "Table 1",
@@ -101,7 +93,6 @@ def judge1(found: Found) -> Iterator[Claim]:
         (JOINT, SILO, FULL),
         found,
         (256, 512),
-        "another way is better somewhere",
     )
     yield claim(
         "Table 1",
@@ -110,73 +101,81 @@ def judge1(found: Found) -> Iterator[Claim]:
         (SILO, JOINT, FULL),
         found,
         ALL_OWNERS[:4],
-        "DP is better somewhere",
     )
     both = found.owners((FED_AVG, SILO), ALL_OWNERS)
-    apart = {
-        (dataset, n): found.mean(dataset, n, FED_AVG) - found.mean(dataset, n, SILO)
-        for dataset in DATASETS
-        for n in both
-    }
+    shared = apart(found, FED_AVG, SILO, both)
     yield claim(
         "Table 1",
         "without DP, collaboration is about as good as owners alone for n <= 64, and better beyond",
-        all(abs(gap) < 0.035 if n <= 64 else gap > 0.01 for (_, n), gap in apart.items()),
+        [[3.5 - abs(gap) if n <= 64 else gap - 1 for gap in gaps] for (_, n), gaps in shared.items()],
         (FED_AVG, SILO),
         found,
         ALL_OWNERS,
-        "not within 3.5 points up to 64 owners, or not a point better beyond",
     )
     yield claim(
         "Section 4.1.2",
         "at small epsilon joint DP gains more over full DP the more owners there are",
-        all(gains[dataset, a] < gains[dataset, b] for dataset in DATASETS for a, b in pairwise(owners)),
+        [
+            [later - sooner for sooner, later in zip(gains[dataset, a], gains[dataset, b], strict=True)]
+            for dataset in DATASETS
+            for a, b in pairwise(owners)
+        ],
         (JOINT, FULL),
         found,
         ALL_OWNERS,
-        "it gains less: a head fitted on fewer records adds less",
+        "Here it gains less: a head fitted on fewer records adds less",
     )
     far = {
-        (dataset, n): found.mean(dataset, n, FULL) - theirs
+        (dataset, n): [100 * (value - theirs) for value in found.of(dataset, n, FULL)]
         for dataset in DATASETS
         for n, theirs in zip(ALL_OWNERS, PRINTED[dataset, FULL], strict=True)
     }
-    told = claim(
+    yield claim(
         "Table 1",
         "the accuracies of full DP at epsilon 1, clip norm 15",
-        max(map(abs, far.values())) < 0.05,
+        [[5 - abs(gap) for gap in gaps] for gaps in far.values()],
         (FULL,),
         found,
         ALL_OWNERS,
         "DP-SGD on all records does not depend on who owns them, and is above theirs at every n, by up to "
-        f"{100 * max(far.values()):.0f} points. Optimiser, rate, batch, noise multiplier, accountant and what is "
+        f"{max(map(mean, far.values())):.0f} points. Optimiser, rate, batch, noise multiplier, accountant and what is "
         "clipped are not told, so what they ran cannot be run again",
     )
-    why = f"Their settings are not told; these are ours, whatever comes out. {told.why}".strip()
-    yield replace(told, verdict="undecided", why=why)
+
+
+def apart(found: Found, one: str, other: str, owners: tuple[int, ...]) -> dict[tuple[str, int], list[float]]:
+    """Points by which one way is above the other, by data set and owners, and seed."""
+    return {
+        (dataset, n): [
+            100 * (a - b) for a, b in zip(found.of(dataset, n, one), found.of(dataset, n, other), strict=True)
+        ]
+        for dataset in DATASETS
+        for n in owners
+    }
 
 
 def claim(
     place: str,
     statement: str,
-    holds: bool,
+    differences: list[list[float]],
     modes: tuple[str, ...],
     found: Found,
     wanted: tuple[int, ...],
-    failing: str,
+    more: str = "",
 ) -> Claim:
     """A claim with the rows of both tables, on the numbers of owners that are measured."""
     owners = found.owners(modes, wanted)
     left = [n for n in wanted if n not in owners]
-    notes = [failing] if not holds else []
+    verdict, power = decided(PAPER, statement, differences)
+    notes = [more] if more else []
     notes += [NOTE] if JOINT in modes else []
     notes += [f"without n = {', '.join(map(str, left))}, which `{MEASURED}` runs"] if left else []
     notes += [HERE] if {4, 512} & set(owners) and JOINT in modes else []
     return Claim(
         place=place,
         statement=statement,
-        verdict=judged(holds, scaled=bool(left)),
-        why=". ".join(notes),
+        verdict=verdict,
+        why=power + ". ".join(notes),
         theirs="; ".join(printed(mode, dataset) for dataset in DATASETS for mode in modes),
         ours="; ".join(found.row(mode, dataset, owners) for dataset in DATASETS for mode in modes),
         value={
@@ -248,22 +247,21 @@ def judge2(found: dict[tuple[str, ...], list[float]]) -> Iterator[Claim]:
         "value": {name(own): x for own, x in found.items()},
     }
     means = {own: mean(x) for own, x in found.items()}
-    best = max(means, key=means.__getitem__) == ("fc1",)
+
+    def above(one: tuple[str, ...], other: tuple[str, ...]) -> list[float]:
+        return [100 * (a - b) for a, b in zip(found[one], found[other], strict=True)]
+
+    statement = "of all choices of personal layers FC1 alone is best"
+    verdict, power = decided(PAPER, statement, [above(("fc1",), own) for own in found if own != ("fc1",)])
+    yield Claim(**common, statement=statement, verdict=verdict, why=power + NOTE)
+    statement = "accuracy is poor where personal layers come before shared ones"
+    first = [own for own in found if "conv1" in own or "conv2" in own]
+    verdict, power = decided(PAPER, statement, [[gap - 5 for gap in above((), own)] for own in first])
     yield Claim(
         **common,
-        statement="of all choices of personal layers FC1 alone is best",
-        verdict=judged(best),
-        why=NOTE if best else "another choice is better",
-    )
-    poor = all(means[own] < means[()] - 0.05 for own in means if "conv1" in own or "conv2" in own)
-    yield Claim(
-        **common,
-        statement="accuracy is poor where personal layers come before shared ones",
-        verdict=judged(poor),
-        why=""
-        if poor
-        else "not where the shared layers are trained first and the personal ones then: all choices are within "
-        f"{100 * (max(means.values()) - min(means.values())):.1f} points",
+        statement=statement,
+        verdict=verdict,
+        why=f"{power}All choices are within {100 * (max(means.values()) - min(means.values())):.1f} points here",
     )
     same = {own: x for own, x in theirs.items() if own in ((), ("fc1",))}
     n128 = PRINTED["mnist", FULL][3], PRINTED["mnist", JOINT][3]
@@ -321,36 +319,38 @@ def judge4(found: Found) -> Iterator[Claim]:
     joint = {k: found.of("mnist", 256, JOINT, records=k) for k in sizes}
     means = [mean(x) for x in joint.values()]
     measured = COMMON | {"value": means, "ours": "joint: " + "; ".join(f"{k}: {told(x)}" for k, x in joint.items())}
-    falls = means[0] > means[1] > means[2]
+    statement = "n = 256, epsilon 1: accuracy under joint DP falls with the records of a user"
+    falls = [[100 * (a - b) for a, b in zip(joint[x], joint[y], strict=True)] for x, y in pairwise(sizes)]
+    verdict, power = decided(PAPER, statement, falls)
     yield Claim(
         **common,
         **measured,
-        statement="n = 256, epsilon 1: accuracy under joint DP falls with the records of a user",
-        verdict=judged(falls),
-        why=f"Three of the five m/r; one clipped gradient a user, users drawn by coins. {NOTE}"
-        if falls
-        else "it does not",
+        statement=statement,
+        verdict=verdict,
+        why=f"{power}Three of the five m/r; one clipped gradient a user, users drawn at random. {NOTE}",
     )
-    near = all(abs(x - TABLE_4[k][1]) < 0.05 for k, x in zip(sizes, means, strict=True))
+    statement = "n = 256, epsilon 1: with 20 records a user nothing is learned under joint DP"
+    verdict, power = decided(PAPER, statement, [[5 - 100 * abs(x - TABLE_4[20][1]) for x in joint[20]]])
     yield Claim(
         **common,
         **measured,
-        statement="n = 256, epsilon 1: with 20 records a user nothing is learned under joint DP",
-        verdict=judged(near),
-        why="" if near else "clipping a user's gradient as one, and drawing users, keeps most of the accuracy",
+        statement=statement,
+        verdict=verdict,
+        why=f"{power}Clipping a user's gradient as one, and drawing users, keeps most of the accuracy here",
     )
     statement = "n = 256, epsilon 1: joint DP outperforms full DP at every number of records of a user"
     if any(found.seeds("mnist", 256, FULL, records=k) < SEEDS for k in sizes):
         yield missing(**common, statement=statement)
         return
     full = {k: found.of("mnist", 256, FULL, records=k) for k in sizes}
-    ahead = all(mean(full[k]) < mean(joint[k]) for k in sizes)
+    ahead = [[100 * (a - b) for a, b in zip(joint[k], full[k], strict=True)] for k in sizes]
+    verdict, power = decided(PAPER, statement, ahead)
     yield Claim(
         **common,
         **(measured | {"ours": f"full: {'; '.join(f'{k}: {told(x)}' for k, x in full.items())}; {measured['ours']}"}),
         statement=statement,
-        verdict=judged(ahead),
-        why=NOTE if ahead else "full DP is ahead somewhere",
+        verdict=verdict,
+        why=power + NOTE,
     )
 
 
@@ -385,6 +385,11 @@ def judge_epsilons(found: Found) -> Iterator[Claim]:
     def of(mode: str, epsilon: float) -> float:
         return found.mean("mnist", 256, mode, epsilon=epsilon)
 
+    def gap(epsilon: float) -> list[float]:
+        """Points by which joint DP is above full DP."""
+        joint, full = (found.of("mnist", 256, mode, epsilon=epsilon) for mode in (JOINT, FULL))
+        return [100 * (a - b) for a, b in zip(joint, full, strict=True)]
+
     curves = {mode: [(epsilon, round(of(mode, epsilon), 4)) for epsilon in EPSILONS] for mode in (FULL, JOINT)}
     alone = round(found.mean("mnist", 256, SILO), 4)
     text = "; ".join(
@@ -398,22 +403,20 @@ def judge_epsilons(found: Found) -> Iterator[Claim]:
         "value": curves,
     }
     part = f"One of the six numbers of owners, epsilons {', '.join(f'{x:g}' for x in EPSILONS)}. {NOTE}"
-    low = all(of(JOINT, epsilon) > of(FULL, epsilon) for epsilon in EPSILONS if epsilon <= 10)
+    verdict, power = decided(PAPER, small, [gap(epsilon) for epsilon in EPSILONS if epsilon <= 10])
     yield Claim(
         **common,
         statement=small,
         theirs="consistently",
-        verdict=judged(low, scaled=True),
-        why=part,
+        verdict=verdict,
+        why=power + part,
         curves=Curves("epsilon", "test accuracy", {**curves, "owners alone": [(x, alone) for x in (1.0, 100.0)]}, "x"),
     )
-    crossed = of(FULL, 100.0) > of(JOINT, 100.0)
+    verdict, power = decided(PAPER, large, [[-x for x in gap(100.0)]])
     yield Claim(
         **common,
         statement=large,
         theirs="as noise is no bottleneck any more",
-        verdict=judged(crossed, scaled=True),
-        why=part
-        if crossed
-        else f"a head of one's own helps at every epsilon, as owners differ in their classes. {part}",
+        verdict=verdict,
+        why=power + part,
     )

@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
-from reproductions._claims import Claim, Curves, Power, Run, judged
+from reproductions._claims import Claim, Curves, Run
+from reproductions._powers import decided
 from reproductions.kairouz.images import Best, Cell, best, tried
 
 EPSILONS = (2.0, 8.0, 20.0)
@@ -20,6 +21,7 @@ SCALED = (
     "Batches, epochs, order and epsilons are the paper's; the network is one hidden layer (MNIST 32 units, CIFAR-10 64"
     " on 16 x 16 pixels); learning rates tuned on test accuracy, as there."
 )
+PAPER = "kairouz2021"
 TREE, SGD, BARE = "DP-FTRLM", "DP-SGDM", "DP-SGDM (no amplification)"
 Table = dict[str, dict[float, Best]]
 
@@ -69,6 +71,12 @@ def seeds_apart(table: Table, one: str, other: str) -> list[list[float]]:
     return [[a - b for a, b in zip(*pair, strict=True)] for pair in pairs]
 
 
+def below(table: Table) -> list[float]:
+    """Points by which DP-SGD at the largest epsilon is below amplified DP-SGDM at the smallest, by seed."""
+    top, low = [*table[BARE].values()][-1].accuracies, next(iter(table[SGD].values())).accuracies
+    return [a - b for a, b in zip(low, top, strict=True)]
+
+
 def spent(table: Table) -> float:
     """Processor seconds of all runs of the cells, with those that looked for a rate."""
     return round(sum(found.seconds for row in table.values() for found in row.values()), 1)
@@ -88,19 +96,19 @@ def compared(
     other: str,
     good: Callable[[float], float],
     run: Run,
-    least: float = 0.5,
+    scaled: str = SCALED,
 ) -> Claim:
     """That one is above the other at every epsilon; `good` is above 0 for differences that are as claimed."""
     differences = apart(table, one, other)
     failing = [f"{e:g}" for e, d in zip(table[one], differences, strict=True) if not good(d) > 0]
-    power = Power([list(map(good, by_seed)) for by_seed in seeds_apart(table, one, other)], 0.5)
+    verdict, power = decided(PAPER, statement, [list(map(good, found)) for found in seeds_apart(table, one, other)])
     return Claim(
         place=place,
         statement=statement,
         theirs=theirs,
         ours=f"{signed(differences)} points at epsilon {', '.join(f'{e:g}' for e in table[one])}",
-        verdict=power.verdict(),
-        why=(f"Not at epsilon {', '.join(failing)}. " if failing else "") + power.told() + SCALED,
+        verdict=verdict,
+        why=(f"Not at epsilon {', '.join(failing)}. " if failing else "") + power + scaled,
         value=differences,
         seeds=run.seeds,
         seconds=spent(table),
@@ -138,14 +146,15 @@ def fig1(data: str) -> Callable[[Run], Iterator[Claim]]:
         lead = apart(table, TREE, SGD)
         crossed = lead[-1] > 0 and lead[-1] > lead[0]
         first, *_, last = seeds_apart(table, TREE, SGD)
-        power = Power([last, [b - a for a, b in zip(first, last, strict=True)]], 0.5)
+        statement = f"{title}: DP-FTRLM gains on amplified DP-SGDM as epsilon grows, and passes it"
+        verdict, power = decided(PAPER, statement, [last, [b - a for a, b in zip(first, last, strict=True)]])
         yield Claim(
             place=place,
-            statement=f"{title}: DP-FTRLM gains on amplified DP-SGDM as epsilon grows, and passes it",
+            statement=statement,
             theirs="passes it at large epsilon",
             ours=f"{signed(lead)} points at epsilon {', '.join(f'{e:g}' for e in EPSILONS)}",
-            verdict=power.verdict(),
-            why=power.told()
+            verdict=verdict,
+            why=power
             + ("" if crossed else f"It gains, and comes level with it at most, to {lead[-1]:+.2f} points. ")
             + SCALED,
             value=lead,
@@ -173,16 +182,17 @@ def fig1(data: str) -> Callable[[Run], Iterator[Claim]]:
             run,
         )
         top, low = table[BARE][EPSILONS[-1]].mean, table[SGD][EPSILONS[0]].mean
+        statement = (
+            f"{title}: DP-SGD without amplification at the largest epsilon is below amplified DP-SGDM at the smallest"
+        )
+        verdict, power = decided(PAPER, statement, [below(table)])
         yield Claim(
             place=place,
-            statement=(
-                f"{title}: DP-SGD without amplification at the largest epsilon is below amplified "
-                "DP-SGDM at the smallest"
-            ),
+            statement=statement,
             theirs="for all data sets",
             ours=f"{top:.1f} at epsilon 20, {low:.1f} at epsilon 2",
-            verdict=Power([[low - top]], 0.5, "other").verdict(),
-            why=f"The ends of the figure's axis are not printed; here 2 and 20. {SCALED}",
+            verdict=verdict,
+            why=f"{power}The ends are 2 and 20 here. {SCALED}",
             value=[top, low],
             seeds=run.seeds,
             seconds=spent(table),
@@ -282,46 +292,33 @@ def fig9(run: Run) -> Iterator[Claim]:
         table[name] = {20.0: found}
     means = {name: row[20.0].mean for name, row in table.items()}
     ours = ", ".join(f"{name} {value:.1f}" for name, value in means.items())
-    why = f"The claim is on many epochs: here are {LONG} in place of 100, and one epsilon, 20. {SCALED}"
-    trees = {name: value for name, value in means.items() if name in SCHEDULES}
-    ahead = max(value for name, value in trees.items() if name not in ("r1", "never")) - max(
-        trees["r1"], trees["never"]
-    )
-    level = "" if ahead > 0.3 else f"Level here, {ahead:+.2f} points: so few epochs do not tell. "
-    yield Claim(
-        place="Figure 9",
-        statement="CIFAR-10, many epochs: restarts every few epochs beat both restarts in each and none",
-        theirs="every 5 or 20 epochs best",
-        ours=ours,
-        verdict="undecided",
-        why=level + why,
-        value=means,
-        seeds=run.seeds,
-        seconds=spent(table),
-    )
-    bare = means["DP-SGD (no amplification)"]
-    yield Claim(
-        place="Figure 9",
-        statement="CIFAR-10, many epochs: DP-FTRLM is always above DP-SGD without amplification",
-        theirs="always",
-        ours=f"least {min(trees.values()):.1f}, {bare:.1f} without amplification",
-        verdict="undecided",
-        why=why,
-        value=[min(trees.values()), bare],
-        seeds=run.seeds,
-        seconds=spent(table),
-    )
-    yield Claim(
-        place="Figure 9",
-        statement="CIFAR-10, many epochs: above epsilon 18 the best DP-FTRLM is above amplified DP-SGD",
-        theirs="crossing at 14 to 18",
-        ours=f"{max(trees.values()):.1f} against {means['DP-SGD']:.1f}",
-        verdict="undecided",
-        why=why,
-        value=[max(trees.values()), means["DP-SGD"]],
-        seeds=run.seeds,
-        seconds=spent(table),
-    )
+    why = f"Here are {LONG} epochs in place of 100, and one epsilon, 20. {SCALED}"
+    trees = {name: row[20.0].accuracies for name, row in table.items() if name in SCHEDULES}
+    bare, amplified = (table[name][20.0].accuracies for name in ("DP-SGD (no amplification)", "DP-SGD"))
+    few = [max(found) for found in zip(*(x for name, x in trees.items() if name not in ("r1", "never")), strict=True)]
+    ends = [max(found) for found in zip(trees["r1"], trees["never"], strict=True)]
+    least, most = ([end(found) for found in zip(*trees.values(), strict=True)] for end in (min, max))
+    for statement, theirs, told_, value, pairs in (
+        ("restarts every few epochs beat both restarts in each and none", "every 5 or 20 epochs best", ours, means,
+         (few, ends)),
+        ("DP-FTRLM is always above DP-SGD without amplification", "always",
+         f"least {mean(least):.1f}, {mean(bare):.1f} without amplification", [mean(least), mean(bare)], (least, bare)),
+        ("above epsilon 18 the best DP-FTRLM is above amplified DP-SGD", "crossing at 14 to 18",
+         f"{mean(most):.1f} against {mean(amplified):.1f}", [mean(most), mean(amplified)], (most, amplified)),
+    ):  # fmt: skip
+        statement = f"CIFAR-10, many epochs: {statement}"
+        verdict, power = decided(PAPER, statement, [[a - b for a, b in zip(*pairs, strict=True)]])
+        yield Claim(
+            place="Figure 9",
+            statement=statement,
+            theirs=theirs,
+            ours=told_,
+            verdict=verdict,
+            why=power + why,
+            value=value,
+            seeds=run.seeds,
+            seconds=spent(table),
+        )
 
 
 MEASURED = Path(__file__).parents[2] / "benchmarks" / "results" / "mnist.jsonl"
@@ -343,36 +340,27 @@ def fig1_network(run: Run) -> Iterator[Claim]:
             lr = max(rates, key=lambda rate: (len(rates[rate]), mean(rates[rate])))
             table[title][epsilon] = Best(lr, rates[lr])
     lead, above = apart(table, TREE, SGD), apart(table, TREE, BARE)
-    top, low = table[BARE][20.0].mean, table[SGD][2.0].mean
+    first, *_, last = seeds_apart(table, TREE, SGD)
     at = ", ".join(f"{e:g}" for e in epsilons)
-    for statement, theirs, ours, value, good in (
-        ("DP-FTRLM is above DP-SGD without amplification", "at every epsilon", signed(above), above, min(above) > 0),
+    tops = f"{table[BARE][20.0].mean:.2f} at epsilon 20, {table[SGD][2.0].mean:.2f} at epsilon 2"
+    for statement, theirs, ours, value, pairs in (
+        ("DP-FTRLM is above DP-SGD without amplification", "at every epsilon",
+         f"{signed(above)} points at epsilon {at}", above, seeds_apart(table, TREE, BARE)),
         ("DP-FTRLM gains on amplified DP-SGDM as epsilon grows, and passes it", "passes it at large epsilon",
-         signed(lead), lead, lead[0] < 0 < lead[-1]),
+         f"{signed(lead)} points at epsilon {at}", lead, [last, [b - a for a, b in zip(first, last, strict=True)]]),
+        ("DP-SGD without amplification at the largest epsilon is below amplified DP-SGDM at the smallest",
+         "for all data sets", tops, below(table), [below(table)]),
     ):  # fmt: skip
+        verdict, power = decided(PAPER, statement, pairs)
         yield Claim(
             place="Figure 1, MNIST, the paper's network",
             statement=statement,
             theirs=theirs,
-            ours=f"{ours} points at epsilon {at}",
-            verdict=judged(good),
+            ours=ours,
+            verdict=verdict,
             value=value,
             seeds=(0, 1, 2),
-            why="" if good else "not so at every epsilon",
+            why=f"{power}Learning rates are tuned in each cell, on test accuracy.",
             measured="python -m benchmarks.train --only mnist",
             curves=drawn(table) if value is above else None,
         )
-    yield Claim(
-        place="Figure 1, MNIST, the paper's network",
-        statement="DP-SGD without amplification at the largest epsilon is below amplified DP-SGDM at the smallest",
-        theirs="for all data sets",
-        ours=f"{top:.2f} at epsilon 20, {low:.2f} at epsilon 2",
-        verdict=Power([[low - top]], 0.5, "other").verdict(),
-        why=(
-            "Learning rates are tuned for each of the two; the ends of the figure's axis are not printed, here they are"
-            " 2 and 20."
-        ),
-        value=[top, low],
-        seeds=(0, 1, 2),
-        measured="python -m benchmarks.train --only mnist",
-    )

@@ -42,7 +42,7 @@ CLAIMS = (
         "Table 4",
         "Stack Overflow: test accuracies of DP-SGDM and DP-FTRLM, 17 to 21 %",
         "16.52 to 21.33 %",
-        "The data set's size; their order came out on Brown, above.",
+        "The data set's size; on Brown, above, their order is undecided.",
     ),
     (
         "Figures 11 and 12",

@@ -24,9 +24,11 @@ from anyorder.federated import LocalTraining, Server
 from anyorder.participation import SingleEpoch
 from reproductions import _runs
 from reproductions._claims import RESULTS as OURS
-from reproductions._claims import Claim, Curves, Power, Run
+from reproductions._claims import Claim, Curves, Run
+from reproductions._powers import decided
 
 RUNS = OURS / "kairouz2021_text_runs.jsonl"
+PAPER = "kairouz2021"
 MEASURED = "python -m benchmarks.federated --only words"
 SCALED = "On Brown: 5361 users, 214 rounds of 25, 23 432 weights, delta 1e-4 (docs/experiments.md)."
 
@@ -57,44 +59,47 @@ def fig2a(run: Run) -> Iterator[Claim]:
     curves = {title: [(e, round(table[name, e], 2)) for e in (2.0, 8.0)] for name, title in names.items()}
     common: dict[str, Any] = {"seeds": tuple(seeds), "measured": MEASURED, "why": SCALED}
 
-    def power(one: str, other: str) -> Power:
-        return Power([[runs[one, e][s] - runs[other, e][s] for s in seeds] for e in (2.0, 8.0)], 0.5)
+    def by_seed(one: str, other: str) -> list[list[float]]:
+        return [[runs[one, e][s] - runs[other, e][s] for s in seeds] for e in (2.0, 8.0)]
 
     same = [e for e in (2.0, 8.0) if _is_level([runs["poisson", e][s] - runs["independent", e][s] for s in seeds])]
+    statement = "Text: DP-FTRLM is above DP-SGDM without amplification"
+    verdict, power = decided(PAPER, statement, by_seed("tree", "independent"))
     yield Claim(
         place="Figure 2(a)",
-        statement="Text: DP-FTRLM is above DP-SGDM without amplification",
+        statement=statement,
         theirs="at every epsilon",
         ours=", ".join(f"{a:+.2f}" for a in above) + " points at epsilon 2, 8",
-        verdict=power("tree", "independent").verdict(),
+        verdict=verdict,
         value=above,
         curves=Curves("epsilon (delta 1e-4)", "words right (%)", curves, log="x"),
-        **{**common, "why": power("tree", "independent").told() + SCALED},
+        **{**common, "why": power + SCALED},
     )
     level = (
         f"Level with it, within two standard errors, at epsilon {', '.join(f'{e:g}' for e in same)}. " if same else ""
     )
+    statement = "Text: DP-SGDM without amplification never matches amplified DP-SGDM"
+    verdict, power = decided(PAPER, statement, by_seed("poisson", "independent"))
     yield Claim(
         place="Figure 2(a)",
-        statement="Text: DP-SGDM without amplification never matches amplified DP-SGDM",
+        statement=statement,
         theirs="never",
         ours=", ".join(f"{a:+.2f}" for a in under) + " points between them at epsilon 2, 8",
-        verdict=power("poisson", "independent").verdict(),
+        verdict=verdict,
         value=under,
-        **{**common, "why": power("poisson", "independent").told() + level + SCALED},
+        **{**common, "why": power + level + SCALED},
     )
-    low, high = power("tree", "poisson").differences
-    crossing = Power([[-x for x in low], high], 0.5)
+    low, high = by_seed("tree", "poisson")
+    statement = "Text: DP-FTRLM is above amplified DP-SGDM at large epsilon and below it at small epsilon (below 2.6)"
+    verdict, power = decided(PAPER, statement, [[-x for x in low], high])
     yield Claim(
         place="Table 4 and Figure 10",
-        statement=(
-            "Text: DP-FTRLM is above amplified DP-SGDM at large epsilon and below it at small epsilon (below 2.6)"
-        ),
+        statement=statement,
         theirs="+2.4, +1.9, +0.6, +0.1, -0.6 points at epsilon 18, 7.5, 3.9, 2.4, 1.6",
         ours=", ".join(f"{a:+.2f}" for a in lead) + " points at epsilon 2, 8",
-        verdict=crossing.verdict(),
+        verdict=verdict,
         value=lead,
-        **{**common, "why": crossing.told() + SCALED},
+        **{**common, "why": power + SCALED},
     )
 
 
@@ -107,15 +112,16 @@ def momentum(run: Run) -> Iterator[Claim]:
             for m, tried in zip((0.9, 0.0), rates, strict=True)
         )
         fast, slow = mean(quick), mean(late)
-        power = Power([[a - b for a, b in zip(quick, late, strict=True)]], 0.5)
         level = "without noise" if epsilon is None else f"at epsilon {epsilon:g}"
+        statement = f"Text {level}: DP-FTRLM is above DP-FTRL"
+        verdict, power = decided(PAPER, statement, [[a - b for a, b in zip(quick, late, strict=True)]])
         yield Claim(
             place="Table 3 and Figure 5",
-            statement=f"Text {level}: DP-FTRLM is above DP-FTRL",
+            statement=statement,
             theirs=theirs,
             ours=f"{fast - slow:+.1f} points ({fast:.1f}, {slow:.1f})",
-            verdict=power.verdict(),
-            why=f"{power.told()}{SCALED} Two server rates with momentum, three without, vanilla tree.",
+            verdict=verdict,
+            why=f"{power}{SCALED} Two server rates with momentum, three without, vanilla tree.",
             value=[fast, slow],
             seeds=run.seeds,
             seconds=spent(),
@@ -132,14 +138,15 @@ def estimator(run: Run) -> Iterator[Claim]:
         )
         by_seed.append([a - b for a, b in zip(better, plain, strict=True)])
         gains.append(mean(by_seed[-1]))
-    power = Power(by_seed, 0.5)
+    statement = "Text: efficient tree aggregation is above the vanilla one"
+    verdict, power = decided(PAPER, statement, by_seed)
     yield Claim(
         place="Figure 7",
-        statement="Text: efficient tree aggregation is above the vanilla one",
+        statement=statement,
         theirs="at every epsilon",
         ours=", ".join(f"{gain:+.2f}" for gain in gains) + " points at epsilon 2, 8",
-        verdict=power.verdict(),
-        why=f"{power.told()}{SCALED} Two server rates each.",
+        verdict=verdict,
+        why=f"{power}{SCALED} Two server rates each.",
         value=gains,
         seeds=run.seeds,
         seconds=spent(),

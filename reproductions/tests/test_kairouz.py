@@ -1,12 +1,15 @@
 """What the reproductions of Kairouz et al. 2021 train and compute with: autograd, brute force, published code."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from reproductions import _runs
-from reproductions._claims import Power, Run
+from reproductions import _claims, _page, _powers, _runs
+from reproductions.__main__ import PAPERS
+from reproductions._claims import Run
+from reproductions._powers import Power
 from reproductions.kairouz import accuracies, goals, images, theorems
 from torch.nn import functional
 
@@ -71,9 +74,11 @@ def test_a_search_goes_uphill(monkeypatch):
         assert (best.lr, best.accuracies) == (0.2, [90.0, 91.0])
 
 
-def test_a_claim_fails_where_one_epsilon_does():
+def test_a_claim_fails_where_one_epsilon_does(monkeypatch):
+    two = replace(power(), seeds=2)
     table = {"a": {2.0: images.Best(1, [80.0, 80.1]), 8.0: images.Best(1, [90.0, 90.1])},
              "b": {2.0: images.Best(1, [81.0, 81.1]), 8.0: images.Best(1, [85.0, 85.1])}}  # fmt: skip
+    monkeypatch.setattr(accuracies, "decided", lambda paper, statement, found: (two.verdict(found), two.told(found)))
     claim = accuracies.compared("p", "s", "t", table, "a", "b", lambda d: d, Run())
     assert claim.verdict == "fails, scaled down"
     assert claim.why.startswith("Not at epsilon 2.")
@@ -105,18 +110,66 @@ def test_restarted_trees_are_counted_as_published_code_does():
         assert gdp_epsilon(mu, entry["delta"], "rdp") == pytest.approx(entry["epsilon"], rel=0.01)
 
 
+def power(task="smaller", least=0.5):
+    return Power("p", "a claim", 3, least, "points", task, "smaller")
+
+
 def test_a_verdict_is_the_same_rule_for_successes_and_misses():
-    clear, level, few = [2.0, 2.1, 1.9], [0.9, -1.1, 0.3], [2.0]
+    clear, level, few = [2.0, 2.1, 1.9], [0.9, -1.1, 0.3], [2.0, 2.1]
     known = [0.01, -0.02, 0.0]
     for task, words in (("theirs", ""), ("smaller", ", scaled down")):
-        assert Power([clear, clear], 0.5, task).verdict() == "holds" + words
-        assert Power([clear, [-x for x in clear]], 0.5, task).verdict() == "fails" + words
-        assert Power([clear, known], 0.5, task).verdict() == "fails" + words  # known to be less than matters
-        for one in (level, few, [-x for x in level], [-x for x in few]):
-            assert Power([clear, one], 0.5, task).verdict() == "undecided"
+        one = power(task)
+        assert one.verdict([clear, clear]) == "holds" + words
+        assert one.verdict([clear, [-x for x in clear]]) == "fails" + words
+        assert one.verdict([clear, known]) == "fails" + words  # known to be less than matters
+        for other in (level, few, [-x for x in level], [-x for x in few]):
+            assert one.verdict([clear, other]) == "undecided"
     for one in (clear, [-x for x in clear]):
-        assert Power([one], 0.5, "other").verdict() == "undecided"
-    assert "3 seeds, differences known to within 0.25 points (95 %), 0.5 matter" in Power([clear], 0.5).told()
+        assert power("other").verdict([one]) == "undecided"
+    assert "3 seeds, differences known to within 0.25 points (95 %), 0.5 matter" in power().told([clear])
+
+
+def test_a_power_that_was_stated_after_the_run_is_marked(tmp_path, monkeypatch):
+    """Its digest is in the line; whoever changes it, or states it when runs are on file, has the mark on the page."""
+    stored = tmp_path / "p_runs.jsonl"
+    monkeypatch.setattr(_claims, "RESULTS", tmp_path)
+    monkeypatch.setattr(_runs, "_OLD", {})
+    monkeypatch.setattr(_powers, "table", lambda: (power(least=state["least"]),))
+    state = {"least": 0.5}
+
+    def claims(run):
+        if state.get("reads"):
+            _runs.kept(stored)
+        yield _claims.Claim(place="a", statement="a claim", theirs="t", ours="o", verdict="holds", seeds=run.seeds)
+
+    def mark(**changed):
+        state.update(changed)
+        figure = _claims.Figure("f", claims)
+        _claims.write("p", (figure,), {"f": list(_claims.found("p", figure, Run(seeds=state.get("seeds", (0,)))))})
+        return _page.power_mark(_claims.results("p")[0])
+
+    assert mark() == "power stated before the run"
+    _runs.keep(stored, {"run": 1})
+    assert mark(reads=True) == "power stated before the run"
+    state["least"] = 0.1
+    assert _page.power_mark(_claims.results("p")[0]) == "power stated after the run"
+    assert mark(seeds=(1,)) == "power stated after the run"  # the stored run is older than what is stated now
+    assert mark(reads=False) == "power stated after the run"  # the same seeds: their outcome is known
+    assert mark(seeds=(2,)) == "power stated before the run"
+
+
+def test_what_was_trained_or_measured_has_a_stated_power():
+    for paper in PAPERS:
+        for row in _claims.results(paper):
+            trained = row.claim.stored or (row.claim.measured and row.claim.seeds)
+            if trained and row.claim.seeds and row.claim.ours:
+                assert row.power, row.claim.statement
+                assert len(row.claim.seeds) >= _powers.stated(paper, row.claim.statement).seeds
+    beginnings = [(one.paper, one.claim) for one in _powers.table()]
+    assert len(set(beginnings)) == len(beginnings)
+    kept = [row.claim for paper in PAPERS for row in _claims.results(paper)]
+    assert not [one.claim for one in _powers.table()
+                if not any(_powers.stated(claim.paper, claim.statement) == one for claim in kept)]  # fmt: skip
 
 
 def test_fresh_leaves_out_what_other_processes_ran(tmp_path, monkeypatch):
@@ -125,6 +178,7 @@ def test_fresh_leaves_out_what_other_processes_ran(tmp_path, monkeypatch):
     monkeypatch.setattr(_runs, "_OLD", {})
     monkeypatch.setattr(_runs, "READ", set())
     assert _runs.kept(file) == [{"run": 1}]
+    assert "powers" in file.read_text()
     assert {"runs.jsonl"} == _runs.READ
     monkeypatch.setattr(_runs, "FRESH", True)
     assert _runs.kept(file) == []

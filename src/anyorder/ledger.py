@@ -94,6 +94,7 @@ def plain(ids: Units) -> Sequence[int | str]:
 # What was seen of every unit: its last step, its number of steps, and the most and the nearest of all.
 
 
+_greatest = np.maximum.reduce  # what `max` of an array calls in the end
 _DENSE = 1 << 22  # integer ids below this index the tables directly; others, and names, have numbers
 
 
@@ -123,8 +124,8 @@ class UnitHistory:
 
     def look_up_numbers(self, numbers: Integers) -> tuple[Integers, Integers]:
         """`look_up` for units by their `numbers`."""
-        if len(numbers) and numbers.view(np.uint64).max() < len(self._last):  # as most steps come; none is below zero
-            return self._last[numbers].astype(np.int64), self._count[numbers].astype(np.int64)
+        if len(numbers) and _greatest(numbers.view(np.uint64)) < len(self._last):  # as most steps come; none below zero
+            return self._last.take(numbers).astype(np.int64), self._count.take(numbers).astype(np.int64)
         last, count = np.full(len(numbers), -1, np.int64), np.zeros(len(numbers), np.int64)
         there = (numbers >= 0) & (numbers < len(self._last))
         last[there], count[there] = self._last[numbers[there]], self._count[numbers[there]]
@@ -151,7 +152,7 @@ class UnitHistory:
         """Note that these units, which are distinct and sorted, were in step t."""
         if not len(ids):
             return
-        if self._table is None and not isinstance(ids, list) and ids[0] >= 0 and ids[-1] < _DENSE:
+        if self._table is None and not isinstance(ids, list) and ids.item(0) >= 0 and ids.item(-1) < _DENSE:
             self._add(t, ids, *self.look_up(ids))
             return
         if self._table is None and not isinstance(ids, list):
@@ -175,17 +176,17 @@ class UnitHistory:
 
     def _add(self, t: int, numbers: Integers, last: Integers, count: Integers) -> None:
         self._found = None
-        size = int(numbers.max()) + 1
+        size = int(_greatest(numbers)) + 1
         if size > len(self._last):
             more = max(size, 3 * len(self._last) // 2) - len(self._last)
             self._last = np.concatenate([self._last, np.full(more, -1, np.int32)])
             self._count = np.concatenate([self._count, np.zeros(more, np.int32)])
-        before = int(last.max())  # -1 where none was seen
+        before = int(_greatest(last))  # -1 where none was seen
         if before >= 0:
             self.nearest = t - before if self.nearest is None else min(t - before, self.nearest)
         count = count + 1
         self._last[numbers], self._count[numbers] = t, count
-        self.most = max(self.most, int(count.max()))
+        self.most = max(self.most, int(_greatest(count)))
 
     def _go_sparse(self) -> None:
         seen = np.flatnonzero(self._count)
@@ -209,14 +210,17 @@ def _words(ids: Units) -> Integers:
 # The history in memory: each step compressed, about one byte for each participation of an integer id.
 
 
+_WIDTHS = {width: np.dtype(f"<u{width}") for width in (1, 2, 4, 8)}
+
+
 def integers_raw(ids: Integers) -> tuple[bytes, bytes]:
     """(one digit, the width; the first id and the distances to the next in that width): of sorted ids."""
     # Distances of sorted int64 values fit uint64, where the subtraction wraps around to the right result.
     values = ids.view(np.uint64) if ids.dtype == np.int64 else ids.astype(np.uint64)
     distances = values[1:] - values[:-1]
-    bits = int(distances.max(initial=0)).bit_length()
+    bits = int(_greatest(distances, initial=0)).bit_length()
     width = 1 if bits <= 8 else 2 if bits <= 16 else 4 if bits <= 32 else 8
-    return str(width).encode(), ids[:1].astype("<i8").tobytes() + distances.astype(f"<u{width}").tobytes()
+    return b"%d" % width, ids[:1].astype("<i8").tobytes() + distances.astype(_WIDTHS[width]).tobytes()
 
 
 def integers_from(kind: bytes, raw: bytes) -> Integers:
@@ -234,7 +238,11 @@ def pack(ids: Units, canonical: bytes | None = None) -> bytes:
     if not len(ids):
         return b"0"
     kind, raw = integers_raw(ids)
-    return kind + zlib.compress(raw, 1 if len(raw) > 512 else 0)  # a small step is stored: packing takes longer
+    if len(raw) > 512:
+        return kind + zlib.compress(raw, 1)
+    # What zlib.compress(raw, 0) gives, whose buffers cost ten times as much: a small step is stored as it is.
+    sizes = (len(raw) | (len(raw) ^ 0xFFFF) << 16).to_bytes(4, "little")
+    return kind + b"x\x01\x01" + sizes + raw + zlib.adler32(raw).to_bytes(4, "big")
 
 
 def unpack(chunk: bytes) -> Units:

@@ -20,13 +20,19 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, IterDataPipe,
 
 import anyorder as ao
 from anyorder.sampling.draws import (
+    _PYTHON_WORDS,
     FetchPlace,
     ModelDraws,
     SeededCollation,
     Seeds,
+    _of_numpy,
+    _state,
     alone,
+    hands_on,
     held_generators,
     may_draw,
+    process_generators,
+    reads_only,
     reseed,
 )
 from loops import train_to
@@ -653,6 +659,27 @@ def test_the_users_generators_are_put_back_after_an_error():
         assert str(first) == str((torch.rand(3), np.random.randn(), random.gauss(0, 1)))  # noqa: NPY002
 
 
+def test_each_draw_of_the_process_is_seen_and_taken_back():
+    """By the memory of generators, of which a copy costs a hundredth of what their own methods take."""
+    draws = (
+        torch.rand, random.random, lambda _: random.gauss(0, 1), np.random.rand, np.random.randn, np.random.seed,
+    )  # fmt: skip
+    for pairs in range(3):
+        for draw in draws:
+            np.random.randn(pairs), random.gauss(0, 1) if pairs else None  # noqa: NPY002
+            users, generators = states(), process_generators()
+            with alone(pairs):
+                with alone(7):
+                    pass
+                before = list(map(_state, generators))
+                assert before == list(map(_state, generators))
+                draw() if draw is random.random else draw(1)
+                assert before != list(map(_state, generators))
+            assert states() == users
+    assert _of_numpy.words()  # they are read where they are known to be
+    assert _PYTHON_WORDS is not None or sys.implementation.name != "cpython"
+
+
 def test_a_backward_pass_that_fails_is_ended_by_the_next(monkeypatch):
     plan = ao.plan(dataset_size=N, batch_size=B, epochs=1, noise_multiplier=1.0, delta=1e-5)
     model = Backwards()
@@ -874,3 +901,89 @@ def test_who_draws_does_not_move_those_that_put_generators_back(kind):
         drawn.append(data.drawn)
     assert drawn[0] == drawn[1] == drawn[2]
     assert len(set(drawn[0].values())) == 12
+
+
+class Reads(Dataset):
+    """Of code that is known to draw nothing, as long as what it reads are tensors."""
+
+    def __init__(self, x=None):
+        self.x, self.y = torch.rand(12, 2) if x is None else x, np.zeros(12, np.float32)
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        x = self.x[index % len(self.x)] if index is not None else self.y
+        return x.float() + 1, self.y[index].item()
+
+
+class Rolls:
+    """In the place of a tensor; for one index it draws more than for others."""
+
+    def __init__(self, marked):
+        self.marked = marked
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        torch.rand(5) if index == self.marked else None
+        return torch.rand(2)
+
+
+def reads(item=None, x=None, **own):
+    """A data set with another `__getitem__`, attribute or member of its class."""
+    data = type("Reads", (Reads,), ({} if item is None else {"__getitem__": item}) | own)(x)
+    data.list, data.rng = [Rolls(None)], np.random.default_rng(0)
+    return data
+
+
+def test_data_that_is_only_read_is_known():
+    assert reads_only(Reads())
+    assert reads_only(torch.utils.data.Subset(Reads(), [1, 2]))
+    assert hands_on(lambda batch: batch)
+    assert not hands_on(lambda batch: batch[0])
+    assert not hands_on(Rolls(None).__getitem__)
+    drawing = {
+        "its attribute": reads(x=Rolls(None)),
+        "its attribute, under Subset": torch.utils.data.Subset(reads(x=Rolls(None)), [1, 2]),
+        "an array of objects": reads(x=np.full(12, None)),
+        "a subclass of tensors": reads(x=nn.Parameter(torch.rand(12, 2))),
+        "a list": reads(lambda self, i: self.list[0][i]),
+        "its generator": reads(lambda self, i: self.rng.random()),
+        "a method that draws": reads(lambda self, i: self.x[i].random_()),
+        "itself or another": reads(lambda self, i: (self.x[i] if i else self).random_, random_=None),
+        "a default": reads(lambda self, i, rolls=Rolls(None): rolls[i]),
+        "a global": reads(lambda self, i: torch.rand(2)),
+        "a closure": (lambda rolls: reads(lambda self, i: rolls[i]))(Rolls(None)),
+        "another name for itself": reads(lambda self, i: [own.rng.random() for own in [self]]),
+        "a helper": reads(lambda self, i: self.helper(i), helper=lambda self, i: torch.rand(2)),
+        "a property": reads(lambda self, i: self.own, own=property(lambda self: torch.rand(2))),
+        "what is not there": reads(lambda self, i: self.lost, __getattr__=lambda self, name: torch.rand(2)),
+        "any attribute": reads(__getattribute__=object.__getattribute__.__get__),
+        "at once": reads(__getitems__=lambda self, indices: [torch.rand(2) for _ in indices]),
+        "a function of torch": reads(torch.rand),
+    }
+    assert [name for name, data in drawing.items() if reads_only(data)] == []
+    replaced = Reads()
+    replaced.__getitem__ = lambda index: torch.rand(2)
+    assert not reads_only(replaced)
+
+
+def test_data_that_draws_from_some_batch_on_is_fetched_under_generators_of_its_own():
+    found = []
+    for marked in (None, 5):
+        data = Reads()
+        plan = ao.plan(dataset_size=12, batch_size=4, epochs=1, epsilon=2.0, delta=1e-5)
+        model = nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        engine = ao.PrivacyEngine(plan, key=bytes(32))
+        *_, loader = engine.make_private(model, optimizer, DataLoader(data, batch_size=4))
+        rows, before = [], states()
+        for x, _ in loader:
+            rows += x.tolist()
+            data.x = Rolls(marked)  # from the second batch on
+            assert states() == before
+        found.append(rows[4:5] + rows[6:])  # without example 5
+    assert found[0] == found[1]
+    assert len(set(map(str, found[0]))) == 7

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from anyorder import __version__
-from anyorder.app.cards import best_guess
+from anyorder.accounting.risk import point_tpr
 from anyorder.app.charts import Html, document, join, tag
 from anyorder.audit.loader_check import CLAIM, NOTHING, WHAT_IF
 from anyorder.formats import printable
@@ -85,7 +85,7 @@ def save_verdict(
 def _short(outcome: str, findings: Sequence[dict[str, Any]]) -> str:
     """The badge's words."""
     if outcome == HOLDS:
-        return f"epsilon {rounded_up(max(one['true'] for one in findings))} holds"
+        return f"epsilon {rounded_up(max(one['claimed'] for one in findings))} holds"
     return {FAILS: "epsilon does not hold", STOPPED: "script failed", NOTHING: "not private", WHAT_IF: "no claim"}[
         outcome
     ]
@@ -97,7 +97,7 @@ def _page(name: str, outcome: str, findings: Sequence[dict[str, Any]], facts: Se
     parts.append(tag("div", tag("p", tag("strong", outcome)), tag("p", _MEANS[outcome]), class_=kind))
     if outcome == HOLDS:
         worst = max(findings, key=lambda one: one["true"])
-        found = best_guess(worst["true"], worst["delta"], None).found
+        found = point_tpr(worst["true"], worst["delta"], 0.01)
         parts.append(
             tag(
                 "p",

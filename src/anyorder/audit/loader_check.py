@@ -523,6 +523,10 @@ OTHERS = (
     "another optimizer, or another engine, stepped after batches of this data had come: if it changed a model by them, "
     "no noise of the plan covers that"
 )
+_KNOWN_DRAWS = (
+    "the batches are drawn by a generator whose seed the script sets: whoever knows the seed knows the batches, and "
+    "nothing is gained by drawing them"
+)
 
 
 @dataclass(frozen=True)
@@ -790,6 +794,11 @@ class Watch:
         if not group.private.private:  # the noise that it says, for the words alone: nothing follows
             least = most = next((float(sigma) for sigma, _, _ in history if sigma > 0), 1.0)
         missing = self._unobserved(group)
+        generators = [g for loader in group.loaders if (g := getattr(loader, "generator", None)) is not None]
+        if isinstance(found.visits, (SampledVisits, DrawnVisits)) and any(
+            self.private.is_known(one, True) for one in generators
+        ):
+            missing = missing or _KNOWN_DRAWS
         finding = judge(found, claimed, least, delta, q=q, accountant=by, loudest=most)
         finding = replace(finding, outcome=CLAIM, observed=group.private.describe())
         if not missing:

@@ -186,12 +186,14 @@ class OpacusSteps:
 
     def drawn(self, noise: Any, std: float, reference: Any, generator: Any = None, secure_mode: bool = False) -> None:
         """Opacus's generator gave noise."""
+        self._drawn.append(_Drawn(reference, noise, float(std), self.is_known(generator, secure_mode)))
+
+    def is_known(self, generator: Any, secure_mode: bool) -> bool:
+        """Whether somebody who reads the script may know the numbers of a generator, None for torch's own."""
         try:
-            seed = self._seed() if generator is None else generator.initial_seed()
-            is_seeded = seed not in self._secret
-        except RuntimeError:  # a generator of the operating system's has no seed that could be known
-            is_seeded = not secure_mode
-        self._drawn.append(_Drawn(reference, noise, float(std), is_seeded))
+            return (self._seed() if generator is None else generator.initial_seed()) not in self._secret
+        except RuntimeError:  # one of the operating system's has no seed that could be known
+            return not secure_mode
 
     # -- the step ----------------------------------------------------------------------------------------------------
 

@@ -37,7 +37,8 @@ import weakref
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from operator import attrgetter, itemgetter
+from itertools import repeat
+from operator import attrgetter, is_, itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -385,9 +386,11 @@ class _Tape:
         self.roots.append(_Source(watched.number, output.detach(), private.version(output), port))
         return watched  # type: ignore[no-any-return]
 
-    def follow(self, tensor: Tensor, state: State) -> Tensor:
-        """Watch a tensor."""
-        watched: Any = tensor.as_subclass(_Watched)
+    def follow(self, tensor: Tensor, state: State, is_new: bool = False) -> Tensor:
+        """Watch a tensor: as it is, if nobody else has it; by another object the graph has a node more."""
+        watched: Any = tensor if is_new else tensor.as_subclass(_Watched)
+        if is_new:
+            watched.__class__ = _Watched
         watched.tape, watched.number, watched.plain = self, len(self.states), None
         self.states.append(state)
         self._alive.append(weakref.ref(watched))
@@ -444,12 +447,11 @@ class _Tape:
                 "a hook on saved tensors (torch.autograd.graph.saved_tensors_hooks) sees those of all examples, and "
                 "what it gives back decides their gradients; leave the loss out of it, from model(x) to loss.backward()"
             )
-        special = _SPECIAL.get(func)
+        writes, norm, special = _kind_of(func)
         function = (special(self, func, args, kwargs) or func) if special is not None else func
-        written_to: Any = _target(func, args) if _writes(func) else None
+        written_to: Any = _target(func, args) if writes else None
         own = written_to is None or (type(written_to) is _Watched and _place(written_to)[0] is self)
-        name = getattr(func, "__name__", "")
-        if written_to is not None or "norm" in name or name == "__set__" or kwargs.get("out") is not None:
+        if writes or norm or (kwargs and kwargs.get("out") is not None):
             for target in _targets(func, args, kwargs):
                 self.watch.check_target(target)
         before = None if own else written_to.detach().as_subclass(Tensor).clone()
@@ -457,7 +459,7 @@ class _Tape:
         key: list[Any] = [func]
         given: list[tuple[Tensor, State]] = []
         self.taken_out = False
-        stored = self._encode(args, key, given), self._encode(kwargs, key, given)
+        stored = self._encode(args, key, given), self._encode(kwargs, key, given) if kwargs else kwargs
         if self.taken_out:
             self.of_numbers, rule = True, _of_taken_out
         versions = list(map(private.version, map(_FIRST, given)))
@@ -480,21 +482,22 @@ class _Tape:
             return result
         if written_to is not None:
             self._write(written_to, written)
-        if "norm" in name or list(map(private.version, map(_FIRST, given))) != versions:
+        if norm or list(map(private.version, map(_FIRST, given))) != versions:
             for (tensor, _), version in zip(given, versions, strict=True):
-                silent = tensor.dim() == 1 and type(tensor) is Tensor and "norm" in name
+                silent = tensor.dim() == 1 and type(tensor) is Tensor and norm
                 if tensor is not written_to and (silent or private.version(tensor) != version):  # running means: none
                     self._also_written(tensor, states[0] if args and tensor is args[0] and states else _NOT_FOLLOWED)
-        shown, numbers = self._shown(result, states)
+        is_new = type(result) is Tensor and _makes_new(func) and not any(map(is_, repeat(result), map(_FIRST, given)))
+        shown, numbers = self._shown(result, states, is_new)
         if numbers or written_to is not None:
             number = None if written_to is None else written_to.number
             self.calls.append(_Call(function, *stored, numbers, torch.is_grad_enabled(), number))
         return shown
 
-    def _shown(self, result: Any, states: list[State]) -> tuple[Any, list[int | None]]:
-        """The result, watched, and the numbers of its tensors."""
+    def _shown(self, result: Any, states: list[State], is_new: bool) -> tuple[Any, list[int | None]]:
+        """The result, watched, and the numbers of its tensors. `is_new`: nobody else has it."""
         if isinstance(result, Tensor):
-            watched: Any = result if type(result) is _Watched else self.follow(result, states[0])
+            watched: Any = result if type(result) is _Watched else self.follow(result, states[0], is_new)
             return watched, [watched.number]
         leaves, structure = pytree.tree_flatten(result)
         if not any(isinstance(leaf, Tensor) for leaf in leaves):
@@ -579,7 +582,15 @@ class _Tape:
             key += (kind, len(value))
             made: Any = []
             for one in value:
-                made.append(self._encode(one, key, given))
+                if type(one) is _Watched and one.tape is self:  # as most are; else the same
+                    key += (state := self.states[one.number], one.shape, one.dtype)
+                    given.append((one, state))
+                    made.append(_Node(one.number))
+                elif type(one) in _CONSTANTS:
+                    key += (type(one), one)
+                    made.append(one)
+                else:
+                    made.append(self._encode(one, key, given))
             return tuple(made) if kind is tuple else made
         if kind is dict:
             key.append(tuple(value))
@@ -772,6 +783,7 @@ def _after_a_look(state: State, result: Any, read: set[State]) -> State:
     return state if isinstance(state, Coupled) else NoRule("a look at numbers")
 
 
+_CONSTANTS = {int, bool, str, type(None)}
 _KEPT = ["promised", "mapped", "proved"]
 _KNOWN = 4096
 """Calls whose states are kept; then it is begun again."""
@@ -966,6 +978,20 @@ _LOOKS = (F.gaussian_nll_loss, F.one_hot)
 """Functions that look at numbers only to refuse what is out of their range."""
 
 
+@functools.cache
+def _kind_of(func: Any) -> tuple[bool, bool, Any]:
+    """Whether a function writes its first argument, may write others, and what gives it another form."""
+    name = getattr(func, "__name__", "")
+    return _writes(func), "norm" in name or name == "__set__", _SPECIAL.get(func)
+
+
+@functools.cache
+def _makes_new(func: Any) -> bool:
+    """Whether what a function returns is an argument, or an object that nobody else has."""
+    of_torch = type(func) is type(Tensor.sum) or type(func) is type(torch.sum) or func in _SPECIAL
+    return of_torch and getattr(func, "__name__", "") not in ("__get__", "apply", "getattr")
+
+
 _BACK = (torch.autograd.grad,)
 """Functions that read what autograd saved, which no rule has seen."""
 _SPLITS = (torch.tensor_split, Tensor.tensor_split)
@@ -1045,6 +1071,13 @@ class _Watched(Tensor):
     def __torch_function__(func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         with private.WithoutSubclasses():
+            if _is_ordinary(func) and not _given_alone:  # as most are: the ways below lead to the same
+                tape = _tape_of(args, kwargs)
+                return (
+                    _of_earlier(tape, func, args, kwargs)
+                    if tape is None or tape.closed
+                    else tape.call(func, args, kwargs)
+                )
             if func in _READS:
                 return func(*args, **kwargs)
             if func in _TAKES:
@@ -1089,6 +1122,13 @@ class _Watched(Tensor):
                     tape.exposed = tape.exposed or isinstance(result, torch.autograd.graph.Node)
                     return result
             return tape.call(func, args, kwargs)
+
+
+@functools.cache
+def _is_ordinary(func: Any) -> bool:
+    """Whether a function goes to `_Tape.call` in any case."""
+    others = _READS | _TAKES | _HOOKS | {Tensor.backward, torch.autograd.backward, Tensor.__iter__}
+    return func not in others and getattr(func, "__name__", "") not in ("__set__", "__get__")
 
 
 _HOOKS = {Tensor.register_hook}

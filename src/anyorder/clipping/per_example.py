@@ -854,7 +854,7 @@ class _GhostJob:
         start = TorchState.now(root.device) if tape.draws else _NO_STATE
         try:
             given = *self.call.tensors, *tape.parameters.values()
-            outputs = _Taped.apply(root, self, tape, given, others)  # type: ignore[no-untyped-call]
+            outputs = _apply_taped(root, self, tape, given, others)
         except (AnyorderError, torch.OutOfMemoryError):
             raise
         except FAILURES:
@@ -1062,6 +1062,10 @@ class _Taped(torch.autograd.Function):
         tensors, ctx.tensors = ctx.tensors, None
         ctx.job.finish_tape(ctx.tape, tensors, grads)
         return (None,) * 5
+
+
+_apply_taped: Any = super(torch.autograd.Function, _Taped).apply
+"""`_Taped.apply`, without its question whether a transform of torch.func is active: then there is no program."""
 
 
 class _Chunked(torch.autograd.Function):

@@ -425,6 +425,12 @@ def _noise(
     return for_epsilon(epsilon, total, selection, visits, cost)
 
 
+def _rounded_up(noise: float) -> float:
+    """To 24 binary digits: what a search finds differs in the tenth digit between processors; more noise is safe."""
+    mantissa, exponent = frexp(noise)
+    return ldexp(ceil(ldexp(mantissa, _NOISE_BITS)), exponent - _NOISE_BITS)
+
+
 def _noise_of_risk(
     chosen: Strategy, rule: Participation, neighbours: str, selection: Selection | None, method: Method | None,
     risk: Risk,
@@ -442,8 +448,8 @@ def _noise_of_risk(
     # As much noise as keeps it where the order is known; a secret order needs no more.
     sens = known_sensitivity(chosen, rule).value if rule.secret else 1.0
     known = nextafter(NEIGHBOURS[neighbours] * sens / risk.mu * (1 + 2.0**-50), inf)
-    total = known if not rule.secret else _least_sigma(reached, risk.most, known)
-    return for_epsilon(risk.most, _rounded_up(total), selection, _visits(rule), reached)
+    total = known if not rule.secret else _rounded_up(_least_sigma(reached, risk.most, known))
+    return for_epsilon(risk.most, total, selection, _visits(rule), reached)
 
 
 def _least_sigma(reached: Callable[[float], float], most: float, known: float) -> float:
@@ -453,12 +459,6 @@ def _least_sigma(reached: Callable[[float], float], most: float, known: float) -
         return exp(found[0])
     outside, inside = doubled(lambda less: reached(known / less) > most, 1.0, 2.0, most=2.0**40)
     return bisect(lambda sigma: reached(sigma) <= most, inside=known / outside, outside=known / inside, relative=1e-6)
-
-
-def _rounded_up(noise: float) -> float:
-    """To 24 binary digits: what a search finds differs in the tenth digit between processors; more noise is safe."""
-    mantissa, exponent = frexp(noise)
-    return ldexp(ceil(ldexp(mantissa, _NOISE_BITS)), exponent - _NOISE_BITS)
 
 
 def _default_grid(clip_norm: float) -> float:

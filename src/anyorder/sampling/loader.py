@@ -21,10 +21,13 @@ from anyorder.sampling.draws import (
     FetchPlace,
     Seeds,
     alone,
+    collation_may_draw,
     fetches_many,
+    hands_on,
     held_generators,
     may_draw,
     process_generators,
+    reads_only,
     seeded_parts,
     user_dataset,
 )
@@ -260,7 +263,8 @@ class PrivateLoader:
         try:
             while True:
                 try:
-                    with self._drawing("batch", position) if self._draws_here else _AS_IT_IS:
+                    draws = self._draws_here and (position == self._place.start or self._may_draw())
+                    with self._drawing("batch", position) if draws else _AS_IT_IS:
                         given = next(iterator, _END)
                 except RuntimeError as problem:
                     if self._stacks and any(words in str(problem) for words in _UNEQUAL):
@@ -297,6 +301,13 @@ class PrivateLoader:
         loader, origins = self._user_loader, self._origins
         if origins is not None and loader.num_workers and not (loader.persistent_workers and origins.is_kept):
             origins.keep()
+
+    def _may_draw(self) -> bool:
+        """Whether a batch of an iteration that has begun may draw; an order that is known draws at its beginning."""
+        if self._batches is None or self._batches.order.kind == "unknown" or not reads_only(self._user_loader.dataset):
+            return True
+        collate = self._user_loader.collate_fn
+        return not hands_on(collate) and collation_may_draw(collate)
 
     def _drawing(self, *address: Any) -> AbstractContextManager[None]:
         """What this process draws for batches leaves the generators as the user had them."""

@@ -37,12 +37,12 @@ _SMALL = 64  # rows of a triangular matrix that are inverted one by one
 
 def dot(x: Floats, y: Floats) -> float:
     """sum_i x_i y_i."""
-    return float((x * y).sum())
+    return float(np.add.reduce(x * y, axis=None))
 
 
 def times(A: Floats, x: Floats) -> Floats:
     """A x, row by row."""
-    return np.asarray((np.ascontiguousarray(A) * x).sum(axis=-1))
+    return np.asarray(np.add.reduce(np.ascontiguousarray(A) * x, axis=-1))
 
 
 def exp(x: float) -> float:
@@ -59,10 +59,11 @@ def log(x: float) -> float:
 def exps(x: Numbers) -> Numbers:
     """Exp of each number, to 1 unit in the last place; infinite where it overflows.
 
-    The imaginary part of complex numbers must be that of a complex step: the result is right to first order in it.
+    Complex numbers must be those of complex steps, in directions along the first axis: real parts are alike along it,
+    and the result is right to first order in the imaginary ones.
     """
     if np.iscomplexobj(x):
-        values = exps(x.real)
+        values = exps(x.real[:1])
         return _stepped(values, values * x.imag)
     if x.size <= _FEW:
         few = [_exp(v, round, math.ldexp) if _UNDERFLOW < v < _OVERFLOW else _beyond(v) for v in x.ravel().tolist()]
@@ -75,7 +76,8 @@ def exps(x: Numbers) -> Numbers:
 def expm1s(x: Numbers) -> Numbers:
     """Exp - 1 of each number, without cancellation; of complex ones as `exps`."""
     if np.iscomplexobj(x):
-        return _stepped(expm1s(x.real), exps(x.real) * x.imag)
+        values = expm1s(x.real[:1])
+        return _stepped(values, (values + 1) * x.imag)
     near = np.abs(x) < 0.5
     small = np.where(near, x, 0.0)
     return np.where(near, small * _series(small, _EXPM1), exps(x) - 1)
@@ -84,7 +86,7 @@ def expm1s(x: Numbers) -> Numbers:
 def logs(x: Numbers) -> Numbers:
     """The logarithm of each number above 0, to 3 units in the last place; of complex ones as `exps`."""
     if np.iscomplexobj(x):
-        return _stepped(logs(x.real), x.imag / x.real)
+        return _stepped(logs(x.real[:1]), x.imag / x.real)
     mantissas, exponents = np.frexp(x)
     low = mantissas < _ROOT
     return np.asarray(_log(np.where(low, 2 * mantissas, mantissas), exponents - low))
@@ -113,7 +115,7 @@ def _series(x: Any, coefficients: tuple[float, ...]) -> Any:
 
 
 def _stepped(values: Floats, steps: Floats) -> Numbers:
-    result = np.empty(values.shape, dtype=np.complex128)
+    result = np.empty(steps.shape, dtype=np.complex128)
     result.real, result.imag = values, steps
     return result
 

@@ -494,15 +494,17 @@ class BLTLoss:
         rates = -logs(decays)
         sums = rates[:, :, None] + rates[:, None, :]  # -log of decay_i decay_j
         buffers, total = np.zeros_like(decays), np.zeros_like(decays[:, 0])
-        gaps = np.diff(self.steps, append=self.n)
+        gaps = np.diff(self.steps, append=self.n).tolist()
+        below = expm1s(-sums)
+        jumps = {gap: (expm1s(-(gap - 1) * sums) / below, exps(-(gap - 1) * rates)) for gap in set(gaps)}
         for gap in gaps:
+            series, jump = jumps[gap]
             here = head + complex_product(scales, buffers).sum(axis=1)
             total = total + complex_product(here, here)
             buffers = complex_product(decays, buffers) + 1
             w = complex_product(scales, buffers)
-            series = expm1s(-(gap - 1) * sums) / expm1s(-sums)
             total = total + np.einsum("bi,bij,bj->b", w, series, w)
-            buffers = complex_product(exps(-(gap - 1) * rates), buffers)
+            buffers = complex_product(jump, buffers)
         return total
 
     def error(self, decays: Numbers, scales: Numbers) -> Numbers:
@@ -548,12 +550,20 @@ def _batched_energies(q: Numbers, F: Numbers, length: int) -> tuple[Numbers, Num
     Q = q[:, :, None] * q[:, None, :]
     W, T, P, done = np.zeros_like(F), np.zeros_like(F), np.broadcast_to(np.eye(F.shape[1]), F.shape), 0
     for bit in f"{length:b}":
-        T = T + _congruent(P, T + done * W)
-        W, P, done = W + _congruent(P, W), _multiplied(P, P), 2 * done
+        later, moved, P = _moved(P, T + done * W, W, P)
+        T, W, done = T + later, W + moved, 2 * done
         if bit == "1":
-            T = Q + _congruent(F, T + W)
-            W, P, done = Q + _congruent(F, W), _multiplied(P, F), done + 1
+            later, moved, P = _moved(F, T + W, W, P)
+            T, W, done = Q + later, Q + moved, done + 1
     return W, T
+
+
+def _moved(F: Numbers, T: Numbers, W: Numbers, P: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+    """F^T T F, F^T W F and P F, by two products."""
+    k = F.shape[-1]
+    right = _multiplied(np.concatenate([T, W, P], axis=1), F)
+    both = _multiplied(_transposed(F), np.concatenate([right[:, :k], right[:, k : 2 * k]], axis=2))
+    return both[:, :, :k], both[:, :, k:], right[:, 2 * k :]
 
 
 def _batched_energy(q: Numbers, F: Numbers, length: int) -> Numbers:

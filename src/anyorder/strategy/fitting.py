@@ -132,7 +132,7 @@ def by_rows(fit: Callable[[Workload], S], workload: Workload, variances: Callabl
 
 _WALL = 60.0  # the logarithm of a loss beyond all that are of use, so that a search turns back
 _MEMORY = 30
-_LOOKS = 25  # along a line
+_LOOKS = 12  # along a line
 _ENOUGH, _STILL_STEEP = 1e-4, 0.9
 _FLAT = 1e-8  # a largest entry of the gradient at which a search ends
 
