@@ -349,4 +349,3 @@ def _where(cases: list[Case]) -> str:
     if not cases:
         return ""
     return "; not at " + ", ".join(f"{c.workload} k={c.k} epsilon {c.epsilon:g}" for c in cases)
-
