@@ -43,7 +43,10 @@ def federated(
         int | None, typer.Option(help="Of the split: few classes for each user; 0 for a random split. Default: 2.")
     ] = None,
     epsilon: Epsilon = None,
-    delta: Annotated[float | None, typer.Option(help="Target delta. Default: 1e-5.")] = None,
+    delta: Annotated[
+        float | None,
+        typer.Option(help="Target delta. Default: 1e-5 for data sets by name; for your own 0.1 / users, rounded down."),
+    ] = None,
     noise_multiplier: Noise = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds of the plan.")] = None,
     report_goal: Annotated[int | None, typer.Option(help="Users in a round; sums are divided by it.")] = None,

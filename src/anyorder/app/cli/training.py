@@ -45,7 +45,12 @@ def train(
         int | None, typer.Option(help="Number of classes, for a data set of your own; other labels count for nothing.")
     ] = None,
     epsilon: Epsilon = None,
-    delta: Annotated[float | None, typer.Option(help="Target delta. Default: 1e-5.")] = None,
+    delta: Annotated[
+        float | None,
+        typer.Option(
+            help="Target delta. Default: 1e-5 for data sets by name; for your own 0.1 / examples, rounded down."
+        ),
+    ] = None,
     noise_multiplier: Noise = None,
     batch_size: Annotated[int | None, typer.Option(help="Examples in a step.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the data.")] = None,
