@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("typer")
 pytest.importorskip("rich")
 
+from benchmarks import cli_page
 from typer.testing import CliRunner
 
 import anyorder
@@ -23,7 +24,9 @@ from anyorder.accounting import poisson
 from anyorder.accounting.selection import Counts, Top, Uniform
 from anyorder.app import cli, waiting
 from anyorder.app.cli import app, plans, run, training, verification
+from anyorder.app.exits import MEANINGS, ExitCode
 from anyorder.app.job import Settings
+from anyorder.app.verdict_page import EXIT_CODES
 from anyorder.formatting import rounded_up
 from anyorder.participation import EpochShuffle
 from anyorder.plan.plan import Plan
@@ -531,6 +534,14 @@ def test_the_first_command_is_check_and_all_that_print_results_print_json():
         command = cli.load_command(name)
         for one in getattr(command, "commands", {name: command}).values():
             assert "--json" in {opt for parameter in one.params for opt in parameter.opts}, one.name
+
+
+def test_the_page_of_the_command_line_is_as_the_commands_are():
+    text = cli_page.PAGE.read_text()
+    assert cli_page.page(text) == text, "python -m benchmarks.cli_page"
+    by_hand = text[: text.index("\n## Reference\n")].split()
+    assert len(by_hand) <= 1200
+    assert set(EXIT_CODES.values()) | {ExitCode.USAGE, ExitCode.STOPPED} == set(ExitCode) == set(MEANINGS)
 
 
 def test_a_shell_completes_commands_and_their_options(monkeypatch, capsys):

@@ -82,7 +82,7 @@ def plan(
 
     $ anyorder plan --dataset-size 60000 --batch-size 500 --epsilon 2 --order any
 
-    .. plans every order that there is, shuffled and secret ones, and prints a
+    This plans every order that there is, shuffled and secret ones, and prints a
     table: error, what each needs, epsilon if the batches became known. The
     card, --save and --plot are of the best; name some with commas between.
     """
