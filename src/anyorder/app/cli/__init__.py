@@ -169,10 +169,10 @@ def run(arguments: list[str] | None = None) -> int:
     return int(code or 0)
 
 
-def _one_line_warning(message: Warning | str, category: type[Warning], *place: Any) -> None:
+def _one_line_warning(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
     """One of this package's own is for the person at the terminal, who has not written the line that it came from."""
     if category.__module__ != "anyorder.errors":
-        return _SHOWN(message, category, *place)
+        return _SHOWN(message, category, *place, **more)
     print(f"anyorder: warning: {' '.join(str(message).split())}", file=sys.stderr)
 
 
