@@ -86,10 +86,11 @@ def document(title: str, *body: str) -> str:
 
 _STYLE = """
 :root { --paper: #fff; --ink: #1c2430; --soft: #56606e; --rule: #d9dee5; --panel: #f5f7fa; --good: #17693f;
-  --good-paper: #e7f5ed; --bad: #a3161f; --bad-paper: #fdeaea; --accent: #0b5fa5;
+  --good-paper: #e7f5ed; --mid: #754600; --mid-paper: #fff3d6; --bad: #a3161f; --bad-paper: #fdeaea; --accent: #0b5fa5;
   --c0: #0b5fa5; --c1: #c2410c; --c2: #15803d; --c3: #7e3fb2; --c4: #57606a; }
 @media (prefers-color-scheme: dark) { :root { --paper: #14181e; --ink: #e6eaf0; --soft: #a0abb8; --rule: #333b46;
-  --panel: #1c222b; --good: #7fd6a4; --good-paper: #16301f; --bad: #ff9c9c; --bad-paper: #3b1618; --accent: #79b8f3;
+  --panel: #1c222b; --good: #7fd6a4; --good-paper: #16301f; --mid: #f0c674; --mid-paper: #33290f;
+  --bad: #ff9c9c; --bad-paper: #3b1618; --accent: #79b8f3;
   --c0: #79b8f3; --c1: #f6a56b; --c2: #74d39a; --c3: #c9a2f0; --c4: #a0abb8; } }
 * { box-sizing: border-box; }
 html { -webkit-text-size-adjust: 100%; text-size-adjust: 100%; }
@@ -101,7 +102,11 @@ h3 { font-size: 1rem; margin: 0 0 .3rem; } p { margin: .5rem 0; } .soft { color:
 .small { font-size: .875rem; } .whole { white-space: nowrap; }
 .banner { border-left: .3rem solid; border-radius: .3rem; padding: .7rem 1rem; margin: 1rem 0; }
 .good { color: var(--good); background: var(--good-paper); } .bad { color: var(--bad); background: var(--bad-paper); }
-.banner p { margin: .15rem 0; } .bad strong { font-size: 1.2rem; }
+.mid { color: var(--mid); background: var(--mid-paper); } .note { background: var(--panel); }
+.banner p { margin: .15rem 0; } .banner strong { font-size: 1.2rem; } .note strong { font-size: 1rem; }
+.banner th { width: 7rem; } td.mark { font-weight: 650; text-align: right; }
+.fill { min-height: 1.5rem; border-bottom: 1px solid var(--soft); } .nist td:nth-child(3) { width: 50%; }
+.sign .fill { min-height: 1.9rem; } .sign dl { grid-template-columns: 6rem 1fr; }
 .headline { background: var(--panel); border: 1px solid var(--rule); border-radius: .5rem; padding: 1rem 1.2rem; }
 .headline .number { font-size: 1.9rem; font-weight: 650; line-height: 1.25; letter-spacing: -.01em; }
 .cells { display: grid; grid-template-columns: repeat(auto-fit, minmax(13rem, 1fr)); gap: .8rem; margin-top: .9rem; }
@@ -130,10 +135,14 @@ pre { background: var(--panel); border: 1px solid var(--rule); border-radius: .4
   white-space: pre-wrap; }
 @media (max-width: 40rem) { dl { grid-template-columns: 1fr; } dd { border-top: 0; padding-top: 0; }
   .headline .number { font-size: 1.5rem; } }
+@page { size: A4; margin: 16mm 15mm; }
 @media print { :root { --paper: #fff; --ink: #000; --soft: #444; --rule: #bbb; --panel: #fff; --good: #17693f;
-  --good-paper: #fff; --bad: #a3161f; --bad-paper: #fff; --accent: #0b5fa5; --c0: #0b5fa5; --c1: #c2410c;
-  --c2: #15803d; --c3: #7e3fb2; --c4: #57606a; } body { font-size: 11pt; } main { max-width: none; padding: 0; }
-  figure, .headline, dt, dd, li, tr { break-inside: avoid; } h2 { break-after: avoid; } }
+  --good-paper: #fff; --mid: #754600; --mid-paper: #fff;
+  --bad: #a3161f; --bad-paper: #fff; --accent: #0b5fa5; --c0: #0b5fa5; --c1: #c2410c;
+  --c2: #15803d; --c3: #7e3fb2; --c4: #57606a; } body { font-size: 10pt; } main { max-width: none; padding: 0; }
+  .banner { border: 1px solid; border-left-width: .3rem; } .charts { grid-template-columns: 1fr 1fr; }
+  .cells { grid-template-columns: 1fr 1fr; }
+  figure, .banner, .sign, pre, .headline, dt, dd, li, tr { break-inside: avoid; } h2 { break-after: avoid; } }
 """
 
 

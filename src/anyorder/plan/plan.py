@@ -418,8 +418,7 @@ class Plan:
 
     def _large_delta(self) -> list[tuple[str, str]]:
         """That delta alone would let a unit be published, drawn at random from all: that is (0, 1 / n)."""
-        order = self.participation
-        n = len(order.units) if type(order) is KnownOrder else self.dataset_size  # which may be that of their examples
+        n = number_of_units(self)
         if n is None or self.delta * n < 1:
             return []
         return [("beware", f"delta is 1 / {n} or more: publishing one {self.unit} of {n}, by lot, is within it")]
@@ -456,6 +455,12 @@ class Plan:
 
     def __str__(self) -> str:
         return "\n".join(f"{name:>14}  {text}" for name, text in self.facts())
+
+
+def number_of_units(plan: Plan) -> int | None:
+    """How many privacy units there are, where the plan says it; of a known order not `dataset_size`: their examples."""
+    order = plan.participation
+    return len(order.units) if type(order) is KnownOrder else plan.dataset_size
 
 
 def promised(epsilon: float, delta: float, mu: float | None) -> str:
