@@ -29,6 +29,7 @@ from anyorder.noise.discrete import check_grid
 from anyorder.participation import KnownOrder
 from anyorder.participation.known_order import without_names
 from anyorder.patterns import Participation, check_order
+from anyorder.plan import pictures
 from anyorder.plan.compatibility import (
     check_exact,
     check_neighbours,
@@ -454,11 +455,24 @@ class Plan:
             return f"{counted(self.strategy.state_rows, 'vector')} of the size of the model"
         return "12 bytes a parameter for each row of Z that a step combines, up to 64 rows"
 
+    def plot(self) -> Any:
+        """The noise in the model after each step, as a figure of matplotlib; a notebook shows it.
+
+        Cost: that of `noise_profile`. Raises: MissingDependencyError without matplotlib.
+        """
+        return pictures.noise_lines({self.strategy.describe(): self}, f"epsilon {rounded_up(self.epsilon)}")
+
     def _repr_html_(self) -> str:
         return html_table(self.facts())
 
     def __str__(self) -> str:
         return "\n".join(f"{name:>14}  {text}" for name, text in self.facts())
+
+
+def number_of_units(plan: Plan) -> int | None:
+    """How many privacy units there are, where the plan says it; of a known order not `dataset_size`: their examples."""
+    order = plan.participation
+    return len(order.units) if type(order) is KnownOrder else plan.dataset_size
 
 
 def promised(epsilon: float, delta: float, mu: float | None) -> str:
