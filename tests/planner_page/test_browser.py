@@ -59,6 +59,7 @@ def of_shell(page):
     return ao.Plan.from_dict(json.loads(done.stdout)["plan"])
 
 
+@pytest.mark.slow
 def test_a_slider_moved_by_keyboard_gives_the_numbers_of_the_plan(page, address):
     page.goto(address)
     page.select_option("#in-order", "fixed")
