@@ -232,7 +232,8 @@ def first(asked: PlanQuestion) -> Iterator[Piece]:
     known = replace(asked, order="shuffled") if secret else asked  # once in each epoch, whatever the draws
     chosen = with_budget(_base(*_fits_of(known), asked.delta), epsilon=asked.epsilon)
     piece = _piece(asked, chosen, [_row("independent", chosen, best=False)], None)
-    yield {**piece, "order": base.participation.describe(), "secret": secret, "rough": True}
+    yield {**piece, "order": base.participation.describe(), "secret": secret,
+           "needs": str(base.participation.needs), "rough": True}  # fmt: skip
 
 
 def unit_rows(asked: PlanQuestion) -> tuple[Unit, ...]:
