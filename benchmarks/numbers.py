@@ -264,8 +264,9 @@ def prune(texts: dict[str, str], known: list[dict[str, Any]]) -> None:
 
 
 def texts() -> dict[str, str]:
-    """Of all guides, by page."""
-    return {page: (ROOT / page).read_text(encoding="utf-8") for page in guides()}
+    """Of all guides, by page: without what a command writes (benchmarks/cli_page.py), which a test compares."""
+    written = re.compile(r"<!-- \w[^>]*written by `.*?<!-- end of what is written by a command -->", re.DOTALL)
+    return {page: written.sub("", (ROOT / page).read_text(encoding="utf-8")) for page in guides()}
 
 
 def main() -> None:
