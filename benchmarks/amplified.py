@@ -1,7 +1,7 @@
 """Secret orders beside open ones, and beside jax_privacy: error of the iterates at one epsilon and delta.
 
     python -m benchmarks.factorize --only amplified            what is missing in benchmarks/results/amplified.jsonl
-    python -m benchmarks.factorize --only amplified --write    the same, then docs/amplified.md from the file
+    python -m benchmarks.factorize --only amplified --write    the same, then its part of docs/compared.md from the file
     python -m benchmarks.factorize --only amplified --quick    200 steps, two epsilons; kept nowhere
 
 The error is the root mean square over steps of the noise in A G, for clip norm 1, learning rate 1 and batch size 1:
@@ -37,7 +37,8 @@ from benchmarks._report import Row
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "amplified.jsonl"
-PAGE = ROOT / "docs" / "amplified.md"
+PAGE = ROOT / "docs" / "compared.md"
+MARKS = ("<!-- amplified -->", "<!-- end of amplified -->")
 PACKAGE = "jax-privacy==2.0.0"
 DELTA = 1e-5
 SETTINGS = ((50, 40),)
@@ -288,15 +289,17 @@ def read() -> dict[tuple[str, Case], Found]:
 
 
 def write() -> None:
-    """docs/amplified.md from the cells on file."""
+    """Its part of docs/compared.md, from the cells on file."""
     cells = read()
-    parts = [HEAD, _verdict(cells)]
+    parts = [_verdict(cells)]
     for k, b in SETTINGS:
         for workload in WORKLOADS:
             if not any(_whole(cells, Case(k, b, workload, epsilon)) for epsilon in EPSILONS):
                 continue
-            parts += [f"\n## {workload}, {k} epochs of {b} steps\n", _table(cells, k, b, workload)]
-    PAGE.write_text("\n".join([*parts, ""]), encoding="utf-8")
+            parts += [f"\n### {workload}, {k} epochs of {b} steps\n", _table(cells, k, b, workload)]
+    before, rest = PAGE.read_text(encoding="utf-8").split(MARKS[0])
+    after = rest.split(MARKS[1])[1]
+    PAGE.write_text("\n".join([f"{before}{MARKS[0]}\n", *parts, f"\n{MARKS[1]}{after}"]), encoding="utf-8")
 
 
 def _table(cells: dict[tuple[str, Case], Found], k: int, b: int, workload: str) -> str:
@@ -346,23 +349,3 @@ def _where(cases: list[Case]) -> str:
     if not cases:
         return ""
     return "; not at " + ", ".join(f"{c.workload} k={c.k} epsilon {c.epsilon:g}" for c in cases)
-
-
-HEAD = """# Secret orders, beside others
-
-Written by `python -m benchmarks.factorize --only amplified --write`, some minutes the first time. The error of the
-iterates, root mean square over 2000 steps, for clip norm 1, delta 1e-5 and learning rate 1, in sums of gradients
-(divide by the batch size for means); every way has batches of the same expected size.
-
-- **fixed order**: nothing is secret; the best C that `choose` finds.
-- **DP-SGD, Poisson**: amplified DP-SGD, each batch a secret random sample.
-- **jax_privacy, banded, cyclic Poisson**: jax-privacy 2.0.0, its fits and its noise multiplier for each number of
-  bands; the best of them under the workload. It fits for prefix sums alone. It accounts by Renyi divergences; in the
-  next row its C is accounted by privacy loss distributions.
-- **jax_privacy, banded, balls in bins**: its C, and the noise that its Monte Carlo would allow with 10^7 samples, at a
-  delta of 4.84e-6 in place of 1e-5. The least noise at that delta is found by our own sampler, by the
-  lower end of its interval, some per cent in its favour: its own sampling would take hours for each number tried.
-- **balls in bins**: ours; C fitted to the amplified claim by `choose`, the noise by the deterministic
-  bound, or where C has no correlation by the loss distribution.
-- **banded, cyclic Poisson**: ours, a fit for each number of bands, the best of them.
-"""

@@ -3,7 +3,7 @@
     python -m benchmarks.factorize --only bounds            what is missing of intervals and bounds
     python -m benchmarks.bins intervals                     the intervals alone, which no change of the bounds touches
     python -m benchmarks.bins table                         rows of the page's first table that are missing: minutes
-    python -m benchmarks.bins write                         both tables of docs/amplification.md from the files
+    python -m benchmarks.bins write                         both tables of docs/compared.md from the files
 
 An interval is wrong with probability at most 1e-6 at either end. With 4000 samples it is some per cent wide, most where
 bins are independent or bands are few; of every tenth setting there is one of 40 000 samples too.
@@ -36,7 +36,7 @@ ROOT = Path(__file__).resolve().parent.parent
 INTERVALS = ROOT / "benchmarks" / "results" / "bins.jsonl"
 BOUNDS = ROOT / "benchmarks" / "results" / "bins_bounds.jsonl"
 TABLE = ROOT / "benchmarks" / "results" / "bins_table.jsonl"
-PAGE = ROOT / "docs" / "amplification.md"
+PAGE = ROOT / "docs" / "compared.md"
 DELTA = 1e-5
 CLOSE = 1.05
 SMALL = 0.02  # an epsilon below which nobody asks for per cent

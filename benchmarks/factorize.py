@@ -3,7 +3,7 @@
     python -m benchmarks.factorize            certified optima, targets, jax_privacy's dense optimizer, all references
     python -m benchmarks.factorize --quick    small sizes
     python -m benchmarks.factorize --only references    every reference value beside ours, into docs/references.md
-    python -m benchmarks.factorize --only amplified     secret orders: hours; with --write, docs/amplified.md
+    python -m benchmarks.factorize --only amplified     secret orders: hours; with --write, into docs/compared.md
     python -m benchmarks.factorize --only fits          fits to amplified claims; with --write, into docs/compared.md
     python -m benchmarks.factorize --only bounds        bounds for balls in bins beside certified intervals
     python -m benchmarks.factorize --only planner       answers of the planner's page after the first, beside a second
@@ -43,7 +43,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser, PARTS)
     parser.add_argument(
-        "--write", action="store_true", help="of amplified: docs/amplified.md; of fits: the table of docs/compared.md"
+        "--write", action="store_true", help="of amplified, and of fits: the tables of docs/compared.md"
     )
     chosen = parser.parse_args()
     os.environ["ANYORDER_CACHE"] = "off"

@@ -109,7 +109,7 @@ def _trial(settings: dict[str, Any], plan: ao.Plan, folder: Path) -> ao.budget.T
 
 
 def tables() -> Iterator[tuple[str, str, list[str]]]:
-    """For docs/tuning.md."""
+    """For docs/compared.md."""
     lines = [
         "| law | planned for | epsilon of the whole search | of the best run alone | right, % |",
         "|---|---|---|---|---|",
@@ -119,7 +119,7 @@ def tables() -> Iterator[tuple[str, str, list[str]]]:
         f"| {one.whole:.2f} | {one.alone:.2f} | {100 * one.right:.1f} ± {100 * one.spread:.1f} |"
         for one in _FOUND
     ]
-    yield "tuning.md", "digits", lines
+    yield "compared.md", "tuning", lines
 
 
 def _bounds(quick: bool) -> Iterator[Row]:

@@ -778,7 +778,7 @@ def test_the_fixture_fails_a_loop_that_leaks(pytester):
 
 
 def test_the_page_s_test_file_fails_for_the_planted_channel_alone(pytester):
-    page = (Path(__file__).parents[2] / "docs" / "isolation.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "guarantee.md").read_text()
     [block] = [one for one in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "# test_my_loop.py" in one]
     pytester.makepyfile(test_my_loop=block)
     done = pytester.runpytest_inprocess("-q", "-p", "no:cacheprovider")

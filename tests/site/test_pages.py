@@ -142,7 +142,7 @@ def test_no_page_is_heavy(site):
 def test_the_search_finds(browser, address):
     watched = Watched(browser, viewport={"width": 1280, "height": 900})
     watched.page.goto(address)
-    for words, place in (("clip norm", "/"), ("GDPR", "threats/"), ("multi gpu", "distributed/")):
+    for words, place in (("clip norm", "/"), ("GDPR", "guarantee/"), ("multi gpu", "distributed/")):
         watched.page.fill("input.md-search__input", words)
         watched.page.press("input.md-search__input", "End")  # the page waits for a key
         watched.page.wait_for_selector(f".md-search-result__link[href*='{place}']", timeout=20_000)
@@ -210,7 +210,7 @@ CONTRAST = """() => {
 def test_text_stands_out_in_light_and_dark(browser, address, scheme, name):
     watched = without_search(browser, viewport={"width": 1280, "height": 900}, color_scheme=scheme)
     found = {}
-    for source in ("index.md", "quickstart.md", "limits.md", "api/plan.md", "extend/layer.md"):
+    for source in ("index.md", "quickstart.md", "guarantee.md", "api/plan.md", "extend/layer.md"):
         watched.page.goto(address + path_of(source))
         assert watched.page.get_attribute("body", "data-md-color-scheme") == name
         found[source] = watched.page.evaluate(CONTRAST)

@@ -944,6 +944,8 @@ def test_data_that_is_only_read_is_known():
     assert hands_on(lambda batch: batch)
     assert not hands_on(lambda batch: batch[0])
     assert not hands_on(Rolls(None).__getitem__)
+    changed = torch.rand(12, 2)
+    changed.float = lambda: torch.rand(12, 2)
     drawing = {
         "its attribute": reads(x=Rolls(None)),
         "its attribute, under Subset": torch.utils.data.Subset(reads(x=Rolls(None)), [1, 2]),
@@ -963,6 +965,9 @@ def test_data_that_is_only_read_is_known():
         "any attribute": reads(__getattribute__=object.__getattribute__.__get__),
         "at once": reads(__getitems__=lambda self, indices: [torch.rand(2) for _ in indices]),
         "a function of torch": reads(torch.rand),
+        "methods of what it wraps": reads(__getattr__=lambda self, name: getattr(self.list[0], name)),
+        "a static method": reads(staticmethod(lambda i, rand=torch.rand: rand(2))),
+        "a tensor with a method of its own": reads(x=changed),
     }
     assert [name for name, data in drawing.items() if reads_only(data)] == []
     replaced = Reads()

@@ -7,7 +7,7 @@ a linear system of a few numbers s = (x, v, theta), x the state of the strategy'
     v <- momentum v + u,      theta <- theta - rate v          (with Nesterov: theta - rate (u + momentum v))
 
 z a fresh normal. So s_{t2} = Phi s_{t1} + R xi with xi of at most D fresh normals for D numbers, whatever t2 - t1 is.
-docs/lazy.md proves that tables made so have the law of the dense run, whatever is touched, and when.
+docs/mechanisms.md proves that tables made so have the law of the dense run, whatever is touched, and when.
 """
 
 from bisect import bisect_right

@@ -518,10 +518,10 @@ def reads_only(dataset: Any) -> bool:
     if kind is Subset and type(dataset.indices) in (list, tuple, range):
         return reads_only(dataset.dataset)
     own = getattr(dataset, "__dict__", _NOTHING)
-    if kind.__getattribute__ is not object.__getattribute__:
-        return False
+    if kind.__getattribute__ is not object.__getattribute__ or hasattr(kind, "__getattr__"):
+        return False  # what wraps another may give methods of that one, `__getitems__` too
     for name in ("__getitem__", "__getitems__"):
-        function: Any = getattr(kind, name, None)
+        function: Any = next((vars(k)[name] for k in kind.__mro__ if name in vars(k)), None)
         if function is None and name == "__getitems__":
             return name not in own
         if name in own or type(function) is not FunctionType or "len" in function.__globals__:
@@ -531,6 +531,8 @@ def reads_only(dataset: Any) -> bool:
             return False
         for value in map(own.get, names, repeat(_NOTHING)):
             if type(value) not in _NUMBERS or (type(value) is np.ndarray and value.dtype.hasobject):
+                return False
+            if type(value) is torch.Tensor and vars(value):  # perhaps another `float` than torch's
                 return False
     return True
 

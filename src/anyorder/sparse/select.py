@@ -130,7 +130,7 @@ def _counted(plan: Plan) -> tuple[Counts, float]:
 #
 # A dense mechanism looks at all V rows. Nearly all are untouched, have the same number 0 and so the same law: how many
 # of them are chosen is one draw, and, given how many, all sets of so many are equally likely. That is exact, whatever
-# rows are touched, so the sparse mechanism has the dense one's privacy. docs/selection.md has the proofs.
+# rows are touched, so the sparse mechanism has the dense one's privacy. docs/tables.md has the proofs.
 #
 # Draws are compared with probabilities in float64, never noisy counts in float32: far thresholds keep their tails.
 
