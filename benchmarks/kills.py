@@ -287,7 +287,7 @@ JOBS: dict[str, Callable[[Path], End]] = {
     )
 }
 WRITES_A_FOLDER = ("train", "fit")  # a life takes a second: in these, fewer points with --quick
-REFUSED = {"lazy-table": "cannot be drawn anew from step"}  # a torn record looks like a copy, whose rows lack noise
+REFUSED = {"lazy-table": "cannot be drawn again from step"}  # a torn record looks like a copy, whose rows lack noise
 
 
 # -- one life --------------------------------------------------------------------------------------------------------

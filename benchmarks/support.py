@@ -1,7 +1,7 @@
 """Which orders go with which mechanisms, amplification and front ends: each cell is tried.
 
 python -m benchmarks.support            # prints the tables
-python -m benchmarks.support --write    # into docs/support.md
+python -m benchmarks.support --write    # into docs/models.md
 """
 
 import argparse
@@ -24,7 +24,7 @@ from anyorder.accounting.amplification.methods import Deterministic, MonteCarlo,
 from anyorder.accounting.curves import Gaussian, Sampled
 from anyorder.errors import PlanError
 
-PAGE = Path(__file__).parents[1] / "docs" / "support.md"
+PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 BEGIN, END = "<!-- tables: python -m benchmarks.support --write -->", "<!-- end of tables -->"
 ORDERS = (
     "one pass", "fixed", "shuffled", "min separation", "known", "poisson", "cyclic-poisson", "truncated-poisson",
@@ -244,7 +244,7 @@ def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--why", action="store_true", help="print the reason of each refusal")
-    parser.add_argument("--write", action="store_true", help="into docs/support.md")
+    parser.add_argument("--write", action="store_true", help="into docs/models.md")
     asked, refusals = parser.parse_args(), list[str]()
     found = text(refusals)
     if asked.write:

@@ -77,17 +77,6 @@ def test_pages_name_keywords_that_there_are():
     assert wrong == {}
 
 
-def test_what_is_secret_is_a_draw_in_all_messages_and_pages():
-    """One word a meaning; where draws of bounded range stand beside it, docs/accounting.md keeps the other."""
-    pages = {*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "tutorials").glob("*.md")}
-    pages -= {ROOT / "docs" / name for name in ("accounting.md", "references.md")}
-    texts = [(page, page.read_text()) for page in pages]
-    for path in PACKAGE.rglob("*.py"):
-        raised = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Raise)]
-        texts += [(path, text) for node in raised for text in texts_of(ast.unparse(node))]
-    assert {str(path) for path, text in texts if re.search(r"\bcoins?\b", text, re.IGNORECASE)} == set()
-
-
 @pytest.mark.parametrize(
     ("text", "wrong"),
     [

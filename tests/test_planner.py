@@ -209,7 +209,7 @@ def test_what_a_loader_says_may_be_said_again_and_nothing_else():
         flat_plan(loader=loader(), batch_size=15, **given)
     with pytest.raises(ArgumentError, match=r"be a multiple of the 10 examples of its batches, .*, got 5"):
         flat_plan(loader=loader(), batch_size=5, **given)
-    with pytest.raises(ArgumentError, match="dataset_size must be left out beside loader=, whose order has 100"):
+    with pytest.raises(ArgumentError, match="dataset_size must be left out with loader=, whose order has 100"):
         flat_plan(loader=loader(), dataset_size=99, **given)
 
 

@@ -1,1 +1,1 @@
-"""A table of real models, each against the loop over examples: `python -m benchmarks.models > docs/models.md`."""
+"""A table of real models, each against the loop over examples: `python -m benchmarks.models --write`."""

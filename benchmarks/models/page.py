@@ -1,12 +1,13 @@
-"""The page of the documentation that lists the models."""
+"""The part of docs/models.md that lists the models."""
 
 import importlib
 import importlib.util
 from collections.abc import Iterator
+from pathlib import Path
 
-from benchmarks.models.case import EXAMPLES, TOLERANCE, Case, Outcome
+from benchmarks.models.case import Case, Outcome
 
-__all__ = ["LIBRARIES", "of_library", "page", "row"]
+__all__ = ["BEGIN", "END", "LIBRARIES", "PAGE", "of_library", "page", "row"]
 
 LIBRARIES = {
     "patterns": "patterns", "transformers": "transformers_models", "peft": "peft_models",
@@ -20,21 +21,8 @@ _TITLES = {
     "diffusers": "diffusers",
 }
 
-_HEAD = f"""# Models
-
-Each of these runs in a test: random weights, a small configuration, {EXAMPLES} examples of which some are cut, and the
-clipped sum against that of a loop over the examples with plain autograd, in float32, to {TOLERANCE:g} of its norm.
-The page is what `python -m benchmarks.models` prints.
-
-- *one pass*: one forward and one backward pass; *every gradient*: all examples' gradients are made, with a second
-  forward pass.
-- *refused*: `make_private`, or the first call, raises an error that says what to change; here is a part of it.
-- A model that computes a loss of its own from `labels` returns one for each example: `loss.mean().backward()`.
-- A cache in the outputs (`past_key_values`) is left out, as with `use_cache=False`.
-- *converted*: by `ao.clipping.convert`, which puts GroupNorm in the place of BatchNorm.
-
-`ao.check_model(model)` says what must be changed in a model of your own before training.
-"""
+BEGIN, END = "<!-- models: python -m benchmarks.models --write -->", "<!-- end of models -->"
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 
 
 def of_library(library: str) -> list[Case]:
@@ -57,9 +45,8 @@ def row(case: Case, found: Outcome) -> str:
 
 
 def page(found: dict[Case, Outcome]) -> Iterator[str]:
-    """The lines of the page."""
-    yield from _HEAD.splitlines()
+    """The tables of models, which stand in the page between its marks."""
     for library, title in _TITLES.items():
         rows = [row(case, outcome) for case, outcome in found.items() if case.library == library]
         if rows:
-            yield from ["", f"## {title}", "", "| model | runs in |", "|---|---|", *rows]
+            yield from ["", f"### {title}", "", "| model | runs in |", "|---|---|", *rows]

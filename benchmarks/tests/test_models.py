@@ -1,17 +1,17 @@
 """Real models against the loop over examples, and the page that lists them."""
 
 import functools
-from pathlib import Path
 
 import pytest
 import torch
+from benchmarks.models import page
 from benchmarks.models.case import EXAMPLES, Case, Outcome, outcome
 from benchmarks.models.page import LIBRARIES, of_library, row
 from torch import nn
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the libraries, about small configurations
 
-PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text().splitlines()
+PAGE = page.PAGE.read_text().split(page.BEGIN)[1].split(page.END)[0].splitlines()
 cases = functools.cache(of_library)  # when they are asked for: libraries are heavy to import
 found = functools.cache(outcome)
 

@@ -22,7 +22,7 @@ WARNING = (
 
 
 def load(file: Path, sources: tuple[str, ...]) -> ctypes.CDLL | None:
-    """The library; None where it is not, does not load, or was made of other sources than those beside it."""
+    """The library; None where it is not, does not load, or was made of other sources than those next to it."""
     try:
         library = ctypes.CDLL(str(file))
         library.anyorder_sources.restype = ctypes.c_uint64

@@ -262,7 +262,7 @@ def unpack(chunk: bytes) -> Units:
 
 
 # ----------------------------------------------------------------------------------------------------
-# The history on disk: one file beside the checkpoint, which grows by a chunk with every step.
+# The history on disk: one file next to the checkpoint, which grows by a chunk with every step.
 #
 #     file     MAGIC run "\n", then the chunks of steps 0, 1, ..
 #     chunk t  t, length of the body, kind, digest of the history | body | chain_t
@@ -348,7 +348,7 @@ class Disk:
         except OSError as problem:
             raise CheckpointError(
                 f"the ledger {path} of this run cannot be opened: {problem}. It tells who took part when; without it "
-                "a run cannot go on. Keep it beside the checkpoint, under its name, or start a new run"
+                "a run cannot go on. Keep it next to the checkpoint, under its name, or start a new run"
             ) from problem
         disk = cls(log, _FILE_MAGIC + run.encode() + b"\n")
         try:
@@ -685,7 +685,7 @@ class Ledger:
             if wrong.any():
                 raise ParticipationError(
                     f"step {t}: the plan covers {self.participation.describe()}; {rule}. Nothing was changed: leave "
-                    "out the units that come too early or too often (ledger.offenders names them, to you alone), let "
+                    "out the units that appear too early or too often (ledger.offenders names them, to you alone), let "
                     "the loader keep the planned order, or plan for the order that it has"
                 )
 

@@ -233,7 +233,7 @@ def test_an_informed_result_is_not_shown_beside_its_run():
     added = seen - there - (result.scores * np.sqrt(2) - there)  # by the data, without noise
     np.testing.assert_allclose(added, sum(CANARIES.dot(total(t)) for t in planted.steps[0]), atol=1e-9)
     for shown in (result.to_dict, AuditSummary.of(result).to_dict):
-        with pytest.raises(ArgumentError, match="informed audit tells what the units added to whoever has its release"):
+        with pytest.raises(ArgumentError, match="tells what the units added to anyone who has its release"):
             shown()
     assert result.to_dict(secrets=True)["informed"] is True
     alone = replace(result, run_discarded=True)

@@ -48,7 +48,7 @@ def test_a_total_of_nobody_must_be_zero():
     plan, zero = planned(), np.zeros(SIZE, np.float32)
     release, other = (ao.Release(plan, SIZE, key=KEY) for _ in range(2))
     for wrong in (total(0), np.eye(1, SIZE, SIZE - 1, dtype=np.float32)[0] * 1e-30):
-        with pytest.raises(ArgumentError, match="a total of nobody must be zero"):
+        with pytest.raises(ArgumentError, match="the sum of nobody must be zero"):
             release.step([], wrong)
     assert release.steps_taken == 0
     assert np.array_equal(release.step([], zero), other.step([], zero))

@@ -103,7 +103,7 @@ def test_distributed_padding_is_refused_and_an_even_deal_is_not():
 def test_undistributed_sampler_on_several_ranks_is_refused(monkeypatch):
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 4)
-    with pytest.raises(LoaderError, match="each of the 4 ranks would hand out the whole data set"):
+    with pytest.raises(LoaderError, match="each of the 4 ranks would give out the whole data set"):
         find_participation(DataLoader(DATA, shuffle=True), 1)
     with pytest.raises(LoaderError, match="deals the examples out to 3 ranks, and 4 take part"):
         find_participation(distributed(0, True), 2)

@@ -328,7 +328,7 @@ def refused_set_ups(folder):
         set_up(dealt, sharded)
     with pytest.raises(LoaderError, match="repeats 1 example"):
         set_up(DataLoader(odd, batch_size=2, sampler=DistributedSampler(odd)))
-    with pytest.raises(LoaderError, match="each of the 2 ranks would hand out the whole data set"):
+    with pytest.raises(LoaderError, match="each of the 2 ranks would give out the whole data set"):
         set_up(DataLoader(data, batch_size=2, shuffle=True))
     with pytest.raises(LoaderError, match="out to 3 ranks, and 2 take part"):
         set_up(DataLoader(data, batch_size=2, sampler=DistributedSampler(data, 3, rank)))

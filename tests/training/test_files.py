@@ -194,7 +194,7 @@ def test_a_copy_is_refused_where_later_noise_is_settled_before(tmp_path):
     os.truncate(journal_of(tmp_path / "copy"), journal_of(tmp_path / "copy").stat().st_size - 41)
     data = journal_of(tmp_path / "copy").read_bytes()
     for _ in range(2):
-        with pytest.raises(CheckpointError, match=r"may lack steps.*cannot be drawn anew: binary tree, full estimator"):
+        with pytest.raises(CheckpointError, match=r"may lack steps.*cannot be drawn again: binary tree, full"):
             Run(tmp_path / "copy", tree)
     assert journal_of(tmp_path / "copy").read_bytes() == data
     shutil.copytree(folder, tmp_path / "whole")

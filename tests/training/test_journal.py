@@ -245,7 +245,7 @@ def test_a_bad_record_before_a_whole_one_is_refused_whatever_it_is(journal):
 
 def test_missing_empty_or_foreign_journal(journal):
     folder = journal.parent
-    with pytest.raises(CheckpointError, match=r"is missing.*Keep it beside the checkpoint"):
+    with pytest.raises(CheckpointError, match=r"is missing.*Keep it next to the checkpoint"):
         Journal.open(folder / "other.ckpt", "run")
     assert files(folder) == [".run.ckpt.journal"]
     with pytest.raises(CheckpointError, match="no journal of this run"):

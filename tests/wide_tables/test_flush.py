@@ -319,9 +319,9 @@ def test_a_copied_run_goes_on_from_a_flush_alone(tmp_path):
         run[1].close()
         copied(path.with_name(f".{path.name}.journal"))
         if saved not in flushed:
-            with pytest.warns(CheckpointWarning), pytest.raises(CheckpointError, match="drawn anew from step 3"):
+            with pytest.warns(CheckpointWarning), pytest.raises(CheckpointError, match="drawn again from step 3"):
                 begun(plan(), path=path)
-            with pytest.raises(CheckpointError, match="drawn anew from step 3"):
+            with pytest.raises(CheckpointError, match="drawn again from step 3"):
                 begun(plan(), path=path)
             continue
         with pytest.warns(CheckpointWarning, match="fresh key"):
@@ -362,7 +362,7 @@ def test_a_copy_whose_journal_has_steps_after_the_checkpoint(tmp_path):
         run[1].close()
         copied(path.with_name(f".{path.name}.journal"))
         if not goes_on:
-            with pytest.warns(CheckpointWarning), pytest.raises(CheckpointError, match="drawn anew from step 5"):
+            with pytest.warns(CheckpointWarning), pytest.raises(CheckpointError, match="drawn again from step 5"):
                 begun(plan(), path=path)
             continue
         with pytest.warns(CheckpointWarning, match="From step 5 on"):

@@ -145,7 +145,7 @@ def test_a_copy_after_the_last_step_is_refused_while_rows_lack_noise(tmp_path, s
     run[1].close()
     copied(tmp_path / ".run.journal")
     for _ in range(2):
-        with pytest.raises(CheckpointError, match=f"drawn anew from step {N} on"):
+        with pytest.raises(CheckpointError, match=f"drawn again from step {N} on"):
             begun(plan(), path=tmp_path / "run")
 
 
@@ -316,6 +316,6 @@ def test_a_resume_that_fails_leaves_the_weight_as_it_was(tmp_path):
     run[1].close()
     copied(tmp_path / ".run.journal")
     layer = nn.Embedding.from_pretrained(initial(), freeze=False, sparse=True)
-    with pytest.warns(CheckpointWarning), pytest.raises(CheckpointError, match="drawn anew"):
+    with pytest.warns(CheckpointWarning), pytest.raises(CheckpointError, match="drawn again"):
         begun(plan(), path=tmp_path / "run", layer=layer)
     assert torch.equal(layer.weight.detach(), initial())

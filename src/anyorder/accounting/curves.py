@@ -213,7 +213,7 @@ Curve = Gaussian | BoundedRange | Sampled | Amplified | Composed
 def sampled_curve(strategy: Strategy, participation: SampledOrder, sigma: float, unit: str = "example") -> Sampled:
     """The curve of Poisson sampling, and of cyclic Poisson sampling of a C whose columns do not overlap within a group.
 
-    There a unit's steps are ceil(n / cycle) sampled Gaussian mechanisms beside each other, each of the norm of its
+    There a unit's steps are ceil(n / cycle) sampled Gaussian mechanisms next to each other, each of the norm of its
     column of C at most [Choquette-Choo et al. 2023].
 
     Args:
@@ -249,7 +249,7 @@ def compose(*parts: Curve | _HasCurve | float) -> Curve | float:
     Adaptive: each mechanism may be chosen after the releases of those before it, and so may its input, but not its
     curve, which is fixed beforehand. Each has noise and draws of its own. All are about one relation of neighbours
     and one unit of privacy: of two that differ (zero-out here, add-or-remove there) no curve of both follows, and
-    they are refused. So: select, then release; a noisy count beside a training; several plans on the same people.
+    they are refused. So: select, then release; a noisy count and a training; several plans on the same people.
 
         compose(plan_a, plan_b).epsilon(1e-5)
 
@@ -260,7 +260,7 @@ def compose(*parts: Curve | _HasCurve | float) -> Curve | float:
         parts: curves, or plans and certificates, whose `curve` counts; at least one, and every mechanism that one unit
             can enter. Or numbers, for `compose_mus`.
     Returns: a curve, never below the true one.
-    Raises: ArgumentError where relation or unit differ, or numbers stand beside curves.
+    Raises: ArgumentError where relation or unit differ, or numbers stand next to curves.
 
     Example:
         >>> compose(Gaussian(3.0), Gaussian(4.0))

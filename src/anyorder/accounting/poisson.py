@@ -176,7 +176,7 @@ def mixed_epsilon(parts: Sequence[Part], delta: float, coarse: float = 1.0) -> f
 
     Args:
         parts: (noise_multiplier, sampling_probability, steps), checked; probability 1 is a mechanism without sampling.
-            Or draws of bounded range, alone or beside a Gaussian under one draw.
+            Or draws of bounded range, alone or with a Gaussian under one draw.
         delta: strictly between 0 and 1.
         coarse: how many times as wide the grid of losses is; above the truth whatever it is.
     """

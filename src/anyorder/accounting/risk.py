@@ -52,7 +52,7 @@ class _Measured(Protocol):
 class TradeOff:
     """What the strongest attacker reaches under a curve; the base of every curve, for what they are all asked.
 
-    No number is below the true one: an attacker is taken to be at least as strong as it can be. All hold for attackers
+    No number is below the true one: an attacker is taken to be at least as strong as it can be. All apply to attackers
     who know everybody else's data and who see every model on the way.
 
     A group is of units that belong together, such as the records of one person where the unit is an example. Between a

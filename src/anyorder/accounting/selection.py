@@ -111,7 +111,7 @@ class Top:
 
     Attributes:
         rows: chosen in a step, 1 or more.
-        share: of the plan's privacy, as for `Counts`, measured in zero-concentrated DP: draws e0^2 / 8 beside
+        share: of the plan's privacy, as for `Counts`, measured in zero-concentrated DP: draws e0^2 / 8 and
             mu_rel^2 / 2.
         score_norm: the most one unit moves the score of any row in one step.
         sigma: scale of the Gumbel noise over score_norm, unitless.

@@ -129,7 +129,7 @@ def audit_training(
 
     Args:
         setup: trained by the call, in this process alone, as a copy of its model and optimizer, which is discarded: the
-            attacker knows the data's gradients, and what is said of such an audit would tell them to whoever had a
+            attacker knows the data's gradients, and what is said of such an audit would tell them to anyone who had a
             model that was trained by the same noise. What its loss or hooks keep of the copy is as secret as the data.
         canaries: how many; or which.
         coordinates: of the gradient that they live on, chosen by the canaries' seed; None for all.

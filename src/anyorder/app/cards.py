@@ -205,7 +205,7 @@ def verdict(found: Verification, fresh: bool = False) -> tuple[list[str], list[s
     if found.plan.participation.secret:
         unseen += ["that the draws were those of the order, and that nobody but the sampler knows the batches"]
     if found.certificate is not None and found.certificate.realised is not None:
-        checked += ["the realised mu and epsilon, recomputed from how often units came and how far apart"]
+        checked += ["the realised mu and epsilon, recomputed from how often units appeared and how far apart"]
         unseen += [
             "that neither who took part nor the end of the run was chosen by what was released: see the realised"
         ]

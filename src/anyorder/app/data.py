@@ -74,7 +74,7 @@ def column(name: str, key: str, data_dir: str | Path | None = None) -> list[Any]
     Raises: ArgumentError for a data set that has no such column, or is not kept in columns.
     """
     if name not in DATASETS or name == "digits":
-        raise ArgumentError(f"dataset {name!r} has no columns beside its images and classes: split it among users")
+        raise ArgumentError(f"dataset {name!r} has no columns but its images and classes: split it among users")
     rows = _splits(_hub(name, data_dir), name, data_dir)[0]
     if key not in rows.column_names:
         raise ArgumentError(f"column must be one of {', '.join(rows.column_names)} in dataset {name!r}, got {key!r}")

@@ -266,7 +266,7 @@ def _waves() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 #
 # W acts on the coefficients of one place, and is shared by places and colours, so that P is small and its noise too.
 #
-# With features of patches beside them (`patched`), of norm 1 over the image too, z is both over sqrt 2, the first
+# With features of patches next to them (`patched`), of norm 1 over the image too, z is both over sqrt 2, the first
 # epoch learns the mean of both, and f is W c of norm 1 beside those of patches less their mean, of norm 1, both over
 # sqrt 2.
 
@@ -317,7 +317,7 @@ def scattered(data: Data) -> Data:
 
 
 def patched(data: Data) -> Data:
-    """The data set with the features of its images, and of their patches beside them, in the place of images.
+    """The data set with the features of its images, and of their patches next to them, in the place of images.
 
     Those of patches are the mean of an image's and its mirror image's where there is colour, as the others are.
 

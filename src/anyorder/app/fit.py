@@ -691,7 +691,7 @@ class _Work:
         self.row_norm = math.hypot(self.bounds.row_norm, 1.0)
 
     def _loss(self) -> tuple[Logistic | Softmax | Squared | Hinge | PoissonLoss, float]:
-        """And the bound on its slope, by which gradients are cut; where there is none, one that fits the bounds."""
+        """And the bound on its slope, by which gradients are clipped; where there is none, one that fits the bounds."""
         target = self.bounds.target
         match self.settings.learner, target:
             case "logistic", Categories():

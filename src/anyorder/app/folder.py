@@ -129,7 +129,7 @@ def hide_secrets(path: Path) -> None:
 
 
 def replace(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file beside its place, which then takes it: nobody ever sees half a file, nor does a loss of power."""
+    """Write a file next to its place, which then takes it: nobody ever sees half a file, nor does a loss of power."""
     with durable.replacing(path) as (_, beside):
         write(beside)
 

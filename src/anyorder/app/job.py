@@ -80,7 +80,7 @@ class Settings:
         batch_size, epochs, lr, momentum: of SGD on sums of clipped gradients divided by batch_size.
         clip_norm: L2 bound on one example's gradient.
         mechanism, estimator, restart_every, completion: see `anyorder.app.planning.mechanism_words`.
-        order: "shuffled" (anew in each epoch), "fixed" (shuffled once, then kept: least noise over several epochs),
+        order: "shuffled" (again in each epoch), "fixed" (shuffled once, then kept: least noise over several epochs),
             "sequential" (as stored, in each epoch), "poisson" (secret random sampling), or another order by secret
             draws: "balls-in-bins", "random-allocation", "cyclic-poisson", "truncated-poisson",
             "min-separation-sampling"; see `anyorder.plan`.

@@ -77,7 +77,7 @@ def make_plan(**options: Any) -> Plan:
 def poisson_claim(noise_multiplier: float, batch_size: int, dataset_size: int, n: int, delta: float) -> float:
     """The epsilon that an accountant for Poisson sampling gives for n steps at q = batch_size / dataset_size.
 
-    It holds for secret Poisson sampling only. Many programs print it for shuffled and sequential loaders.
+    It applies to secret Poisson sampling only. Many programs print it for shuffled and sequential loaders.
     """
     return poisson_epsilon(noise_multiplier, batch_size / dataset_size, n, delta)
 
@@ -105,7 +105,9 @@ class Row:
 
     @cached_property
     def error(self) -> float:
-        """Noise of one coordinate, root mean square over iterates, in clip norms, for learning rate and batch 1."""
+        """Noise of one coordinate, root mean square over the weights during training, in clip norms, for learning rate
+        and batch 1.
+        """
         return self.plan.noise_error()
 
     @property

@@ -58,8 +58,8 @@ def go_on(
     Args:
         kind: of run, for messages.
         read: raises KeyError, TypeError, ValueError for the metrics of something else.
-        start_over: begin the run again where its journal says what was released; whoever makes the engine says so too.
-    Raises: CheckpointError if there is none that can be resumed; ArgumentError if it is going on.
+        start_over: begin the run again where its journal says what was released; the code that makes the engine says
+    so too. Raises: CheckpointError if there is none that can be resumed; ArgumentError if it is going on.
     """
     found = folder.read_json(path / folder.METRICS)
     try:

@@ -258,7 +258,7 @@ class Canaries(SetOnce):
     def draw(self, key: bytes | None = None) -> NDArray[np.bool_]:
         """(count,) independent fair draws, which decide who is included.
 
-        They do not follow from the seed: whoever scores what was released knows the vectors, and must not know them.
+        They do not follow from the seed: anyone who scores what was released knows the vectors, and must not know them.
 
         Args:
             key: 32 bytes for reproducible tests; in use None: the draws then come from the operating system.

@@ -151,7 +151,7 @@ def check(
 ) -> IsolationReport:
     """Run a training loop on neighbours, and report what one unit reached besides its own part of its own steps.
 
-    The loop makes everything anew in each run: model, optimizer, loader, engine. Its number of steps may be small; the
+    The loop makes everything again in each run: model, optimizer, loader, engine. Its number of steps may be small; the
     unit must be in one of them, and not in all.
 
     Args:

@@ -271,7 +271,7 @@ def _shape(W: Floats) -> float:
 #
 # Amplification asks more of an order than that units come as often as planned: steps must be drawn by the law of the
 # rule, for each unit by itself, and anew for each run. A bin that follows from the unit's number, a shuffle that is cut
-# into batches, a bin drawn anew in each epoch, or the draws of another run have batches that look well one by one.
+# into batches, a bin drawn again in each epoch, or the draws of another run have batches that look well one by one.
 #
 # Who was in which step is as secret as the data: this is for tests of samplers, and for audits of runs that are thrown
 # away. Every p-value is of an exact law, or a union bound of some.

@@ -510,7 +510,7 @@ def _beside(bound: list[Planned], seen: Observed) -> str:
     if seen.is_named and (
         seen.most > rule.max_participations or (apart is not None and apart < rule.min_separation) or seen.together > 1
     ):
-        told = "" if rule.secret else f": {seen.describe()}"  # how often units came by secret draws is as secret
+        told = "" if rule.secret else f": {seen.describe()}"  # how often units appeared by secret draws is as secret
         return f"units were seen oftener or nearer than the plan's order lets them come{told}"
     return ""
 
@@ -1006,7 +1006,7 @@ def watch(*, unit: Any = None) -> Iterator[Watch]:
         for one in seen.findings(delta=1e-5):
             print(one)
 
-    Of each batch it is noted whose it was, when it was handed to the loop; batches under `torch.no_grad` are not
+    Of each batch it is noted whose it was, when it was given to the loop; batches under `torch.no_grad` are not
     trained on. They are in the optimizer's next step. Loops that fetch a batch before they step with the one before are
     seen one step off. Opacus's `make_private`, its accountants and the clipping and noise of each step are noted where
     opacus is imported before the block (see `anyorder.audit.private_steps`);

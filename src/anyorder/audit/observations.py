@@ -171,7 +171,7 @@ class SampledVisits:
     Attributes:
         probability, steps: each example is in each step with this probability.
         empty: bound of the probability that the sampler leaves out a step, or fills it otherwise, for it is empty.
-        period: after so many steps the same draws may come again, and again; None: all are drawn anew.
+        period: after so many steps the same draws may come again, and again; None: all are drawn again.
     """
 
     probability: float
@@ -424,7 +424,7 @@ class Observed:
         if not self.is_named:
             return f"{came}; who was in them could not be told"
         if self.is_secret:
-            return f"{came}; who was in them is secret, and so is how often units came"
+            return f"{came}; who was in them is secret, and so is how often units appeared"
         apart = "" if self.separation is None else f", at least {counted(self.separation, 'step')} apart"
         often = f", up to {self.together} examples in a step" if self.together > 1 else ""
         same = "; the same order in each epoch" if self.is_repeated else ""

@@ -54,11 +54,11 @@ def plant(
 
     The claim of the run's own units stays what it was. The vectors are public, draws and vectors do not depend on the
     units; so for every outcome of the draws the release is the planned mechanism on totals in which each unit has the
-    part that it had, beside a constant: for neighbours the same one. What the canaries cost is accuracy. So the release
-    may be shown, with draws and all that follows from both.
+    part that it had, but for a constant: for neighbours the same one. What the canaries cost is accuracy. So the
+    release may be shown, with draws and all that follows from both.
 
-    An informed result is no such thing. Its scores are what was released less what the units added, so whoever has the
-    scores, or exact numbers that follow from them, and what was released, or a model that it trained, has the sums
+    An informed result is no such thing. Its scores are what was released less what the units added, so anyone who has
+    the scores, or exact numbers that follow from them, and what was released, or a model that it trained, has the sums
     without noise: no epsilon covers that. The result is then as secret as the data, and `to_dict` refuses to write it.
     If neither the release nor anything made of it is left, the result is a function of noise, draws and claim
     alone, the same whatever the data are (but for the rounding of floats, far below the noise that nobody knows any
@@ -70,7 +70,7 @@ def plant(
 
     Args:
         release: an `anyorder.Release` or an engine after `make_private`; before its first step, in one process, and
-            without a checkpoint: canaries would have to come back after a resume with the draws that they had.
+            without a checkpoint: canaries would have to return after a resume with the draws that they had.
         canaries: of `release.whole_size` coordinates: the release's, and those of its tables behind them; for an engine
             all trainable parameters, one behind the other.
         steps: of each canary, or of all, as `scores` takes them; each must be allowed by the plan's participation.
@@ -238,7 +238,7 @@ class PlantedCanaries:
         if self._scored < self._release.steps_taken:
             raise TrainingError(
                 f"what step {self._scored} released could not be scored, and scores without it have another law: begin "
-                "the audit anew"
+                "the audit again"
             )
         plan, independent = self.plan, self.canaries.orthogonal and self._informed
         if known and self._known is not None:

@@ -45,7 +45,7 @@ class Audited:
     """Scores of canaries, who of them was included, and the claim that they are held against.
 
     The verdict is `refuted()`: whether the result would have probability below 10^-6 were the claim true. The lower
-    bounds are printed beside it and are no verdict: a bound of confidence 95 % lies above a true and tight claim in up
+    bounds are printed next to it and are no verdict: a bound of confidence 95 % lies above a true and tight claim in up
     to one run of twenty. What the verdict rests on, `method` says: one run refutes little where nothing is known of the
     scores ("f_dp": half the noise at epsilon 8 stays unseen by 1000 canaries), and much where they are independent,
     as those of orthogonal canaries are.
@@ -61,7 +61,7 @@ class Audited:
         delta: of the claim.
         epsilon: the claimed epsilon at delta.
         informed: whether what the units of the data add was taken away before the scores were made. Then scores, and
-            all that follows from them, tell it to whoever has what the run released, or a model that it trained.
+            all that follows from them, tell it to anyone who has what the run released, or a model that it trained.
         run_discarded: whether of the run nothing is left but this: neither what it released nor what it trained.
             What is said of an informed audit may be shown only then.
         independent: whether scores are independent of each other, as they are where canaries are orthogonal, the noise
@@ -249,7 +249,7 @@ def check_public(audited: Audited) -> None:
     """Raises: ArgumentError if what is said of an audit, together with its run, tells what the units added."""
     if audited.informed and not audited.run_discarded:
         raise ArgumentError(
-            "an informed audit tells what the units added to whoever has its release, or a model trained by it: its "
+            "an informed audit tells what the units added to anyone who has its release, or a model trained by it: its "
             "result is as secret as the data; take to_dict(secrets=True) and keep it as such, plant(.., "
             "informed=False), or audit_training, which trains a copy and throws it away"
         )

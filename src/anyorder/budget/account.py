@@ -382,7 +382,7 @@ def _float_up(value: Fraction) -> float:
 #                                    and under secret draws the same law of the output
 #     replace-one   add-or-remove    as from zero-out, where no draw is secret; else no bound is stated here
 #
-# A plan for zero-out or replace-one says nothing of add-or-remove: what its run shows (how often units came, which
+# A plan for zero-out or replace-one says nothing of add-or-remove: what its run shows (how often units appeared, which
 # steps were full) may tell whether a unit was there at all. A curve without a plan is for its own relation alone: what
 # made it may be no sum.
 

@@ -63,7 +63,7 @@ class Budget:
 
     A `KnownOrder` plan that names its units adds each unit's own mu^2 to that unit alone (for neighbours zero-out and
     replace-one, where who is in which step is the same for neighbours); the limit is on the unit that has most. What
-    units have is in `.NAME.units` beside the file, as secret as evidence. The file itself names nobody.
+    units have is in `.NAME.units` next to the file, as secret as evidence. The file itself names nobody.
 
     Objects may be kept, copied to other processes and used by threads: each call sees what others entered meanwhile.
 
@@ -268,10 +268,10 @@ class Budget:
     def settle(self, certificate: Certificate | Evidence, *, run: str | None = None) -> Remaining:
         """Enter what a run that is over turned out to use, where that is less than its plan.
 
-        Its realised claim replaces the plan's: how often units came, how far apart, and mu of that; see
-        `anyorder.plan.certificate`. With a filter (adaptive=True) it holds whoever decided on the end, also by looking
-        at releases: the filter sums what was used on every path (docs/tuning.md has the proof). With adaptive=False it
-        is your promise that neither participants nor the end were chosen by what was released.
+        Its realised claim replaces the plan's: how often units appeared, how far apart, and mu of that; see
+        `anyorder.plan.certificate`. With a filter (adaptive=True) it holds no matter who decided on the end, also by
+        looking at releases: the filter sums what was used on every path (docs/tuning.md has the proof). With
+        adaptive=False it is your promise that neither participants nor the end were chosen by what was released.
 
         The run must be over: one that goes on uses what others may have spent by then.
 

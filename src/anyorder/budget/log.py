@@ -478,7 +478,7 @@ class BudgetLog:
         mark = self._mark()
         if mark is not None:
             raise BudgetError(
-                f"a budget file {self.path} was here, with {mark[1]} lines, and is gone: to begin anew forgets what "
+                f"a budget file {self.path} was here, with {mark[1]} lines, and is gone: to begin again forgets what "
                 f"was spent. Put it back; or, if these are other data, delete {self.mark_path} too"
             )
         self.append(descriptor, line)

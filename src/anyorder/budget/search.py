@@ -119,7 +119,7 @@ def prepare(
     if len(relations) != 1:
         raise PlanError(
             f"all plans of a search must be about one relation of neighbours and one unit, got {sorted(relations)}: a "
-            "claim is about one of each. Do not search over what changes them, such as order 'poisson' beside others"
+            "claim is about one of each. Do not search over what changes them, such as order 'poisson' next to others"
         )
     noisy = _Noisy(list(bases.values()), delta, score)
     claim, sigma = noisy.calibrated(law, epsilon)
@@ -468,10 +468,10 @@ def tune(
     the best run: settings, score, certificate, result, folder. K, all other runs and how long they took are as secret
     as the data, unless the law is `Fixed`, which pays for showing all of them.
 
-    **What the function promises.** It uses private data through a release of the plan that it is handed, once, with a
+    **What the function promises.** It uses private data through a release of the plan that it is given, once, with a
     fresh key, and in no other way; a public score is made without private data. Beyond that nothing of a run shows: it
     logs and writes nowhere but in its folder. The search checks that the certificate is of that plan, and that no two
-    runs have the same noise; what the function does beside its certificate no check can see.
+    runs have the same noise; what the function does besides its certificate no check can see.
 
     **A process for each run.** The function is sent to another process when the search begins, and each run is made in
     a fresh copy of that: what a run changes in memory, in modules or in global generators no other run and no caller
@@ -697,7 +697,7 @@ class _Searcher:
                 f"{type(shown).__name__}"
             )
         if shown.plan.digest != plan.public().digest:
-            raise ArgumentError("the run's certificate is of another plan than the one that the function was handed")
+            raise ArgumentError("the run's certificate is of another plan than the one that the function was given")
         if type(shown.steps) is not int or not 0 <= shown.steps <= plan.n:
             raise ArgumentError(f"the run's certificate must have from 0 to {plan.n} steps, got {shown.steps!r}")
         if shown.key_fingerprint in used:

@@ -195,7 +195,7 @@ def _blocks(rows: Tensor) -> list[slice]:
 
 
 def bounded_sum(vectors: Any, units: Iterable[Any], clip_norm: float, *, grid: float | None = None) -> Any:
-    """The sum over units of each unit's vector, cut to L2 norm clip_norm: a total for `Release.step`.
+    """The sum over units of each unit's vector, clipped to L2 norm clip_norm: a sum for `Release.step`.
 
         sum over units u of  g_u min(1, clip_norm / ||g_u||),    g_u = sum of the rows of u
 

@@ -26,8 +26,8 @@ class ClipRule(ABC):
     """Factors such that no unit's vector, all parameters together, is longer than clip_norm.
 
     A rule of one's own is a subclass. For each unit it is copied and given that unit alone, so that nothing that it
-    keeps in itself goes on to another unit or step; what it leaves longer than clip_norm is cut. You promise that it
-    keeps nothing elsewhere, in a global, a class, a closure or a file, and draws nothing.
+    keeps in itself goes on to another unit or step; what it leaves longer than clip_norm is clipped. You promise that
+    it keeps nothing elsewhere, in a global, a class, a closure or a file, and draws nothing.
     """
 
     @abstractmethod
@@ -54,7 +54,7 @@ class Flat(ClipRule):
         return dict.fromkeys(squares, _clip(_total(squares), clip_norm))
 
     def describe(self) -> str:
-        return "flat: the gradient as a whole is cut to the clip norm"
+        return "flat: the gradient as a whole is clipped to the clip norm"
 
 
 @final
@@ -145,7 +145,7 @@ Rule = ClipRule | Adaptive
 @final
 @dataclass(frozen=True)
 class Cut:
-    """How units are cut: by which factors, and at which norms.
+    """How units are clipped: by which factors, and at which norms.
 
     Attributes:
         factors: of the gradients. A rule from elsewhere is held to the bound, which those of this file keep by proof.

@@ -902,9 +902,9 @@ def register_layer_rule(kind: type[nn.Module], rule: Any = None) -> Any:
         kind: the type itself; a subclass needs a rule of its own. A second rule takes the place of the first.
         rule: the function; None for a decorator.
     Returns: the rule, or the decorator.
-    Guarantee: what the rule returns for an example is what is cut to the clip norm and added up: whatever that is, the
-        privacy of the plan holds. It is compared with autograd on made-up numbers on the first use of each layer with
-        inputs of a shape; a rule that disagrees is refused by ModelError, before anything is released.
+    Guarantee: what the rule returns for an example is what is clipped to the clip norm and added up: whatever that is,
+        the privacy of the plan holds. It is compared with autograd on made-up numbers on the first use of each layer
+        with inputs of a shape; a rule that disagrees is refused by ModelError, before anything is released.
     Cost: as autograd, a gradient for each example is made. In secure mode, and for models that are run in two passes,
         autograd makes them and the rule is not used.
     Raises: ArgumentError for what is no type of layers, and for a type that has a rule of this package.

@@ -181,7 +181,7 @@ class LossWatch:
             if tape is not None and tape.closed:
                 raise ModelError(
                     "the model was given a tensor of an earlier batch, a hidden state perhaps: examples of that batch "
-                    "would reach the gradients of this one. Begin each batch anew, or put a whole sequence into a row"
+                    "would reach the gradients of this one. Begin each batch again, or put a whole sequence into a row"
                 )
             state = None if tape is None else tape.states[number]
             if isinstance(state, Coupled) and state is not _OF_BATCH:

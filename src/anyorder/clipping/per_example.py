@@ -1125,7 +1125,7 @@ class FunctionalClipping(PerUnitClipping):
         non_finite: str = "zero",
     ) -> None:
         if grid is not None and rule not in (None, Flat()):
-            raise ArgumentError(f"rule must be Flat() in secure mode, whose units are cut as a whole, got {rule}")
+            raise ArgumentError(f"rule must be Flat() in secure mode, whose units are clipped as a whole, got {rule}")
         self._module = module
         self._grid, self._cut = grid, Cut.of(rule)
         self.mapped, self.made = False, Made()

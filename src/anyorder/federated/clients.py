@@ -387,8 +387,8 @@ class LocalTraining:
         v <- momentum v + grad loss(model(x), y),    w <- w - lr v,    v = 0 at first;    message = w_after - w_before
 
     As in [Kairouz et al. 2021, section 7], whose settings are lr 0.5, batches of 16, one epoch, at most 256 examples.
-    A user with more examples trains on a choice of them, drawn anew from each seed. Each epoch has an order of its own;
-    its last batch may be short.
+    A user with more examples trains on a choice of them, drawn again from each seed. Each epoch has an order of its
+    own; its last batch may be short.
 
     Only the parameters of the layout are trained; the others stay as the server sent them. The model that is given is
     never changed, nor is torch's generator: clients train a copy, in training mode, whose buffers begin with the given

@@ -130,7 +130,7 @@ class CheckIn:
 
         t_r = round_hours r + swing (24 / 2 pi) sin(2 pi round_hours r / 24)
 
-    slower by day and faster by night. So how many *rounds* lie between two of a user comes out of it, and is known
+    slower by day and faster by night. So how many *rounds* lie between two of a user follows from it, and is known
     afterwards; `separation` is what the timer alone promises, and the certificate's realised values are what came.
 
     Args:
@@ -174,7 +174,7 @@ class CheckIn:
         return result
 
     def separation(self, num_rounds: int, num_users: int, cohort: int, report_goal: int) -> int:
-        """What the timer promises, whoever is asked: a device in round r checked in after t_{r-1}.
+        """What the timer promises, no matter who is asked: a device in round r checked in after t_{r-1}.
 
         It is back after t_{r-1} + hours at the earliest. In a day's course the least of these counts.
         """

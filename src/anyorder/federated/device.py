@@ -53,7 +53,7 @@ class DeviceRecord:
     """When this device took part, and whether it may again.
 
     Args:
-        path: a file of this plan's own, which is made at the first round. Beside it stands `<path>.lock`.
+        path: a file of this plan's own, which is made at the first round. Next to it stands `<path>.lock`.
         rule: the plan, for `SingleEpoch` or `MinSeparation`; or (min_sep, max_participations, hours) of it.
         hours: the least time between two messages, where `rule` is a plan; 0 for none.
         clock: seconds since some fixed time, for tests.

@@ -188,7 +188,7 @@ def owner_level(
     personal: Sequence[str],
     seed: int = 0,
 ) -> Joint:
-    """Owners alternate: fit the personal part, then send a change of the shared one, the whole of which is clipped.
+    """Owners alternate: fit the personal part, then send a change of the shared one, which is clipped as one.
 
         round t:   x_j <- x_j + fit(x_j, u_t, S_j);    message d_j = change(x_j, u_t, S_j), of owner j
                    u_{t+1} = u_t + step( sum over j of clip(d_j), plus noise )
@@ -205,13 +205,13 @@ def owner_level(
         seed: of the order in which owners read their data. No privacy rests on it.
     Guarantee: jointly (epsilon, delta)-DP for everything that one owner has, by the server's certificate, and so for
         each of its users and records, whatever an owner's training does. Proof: owner j's messages are functions of
-        S_j, of its own state x_j, and of the billboard u_1, .., u_t. In every round its message is cut to the clip
+        S_j, of its own state x_j, and of the billboard u_1, .., u_t. In every round its message is clipped to the clip
         norm, so the sum moves by at most that (twice that, where owners are replaced) when all of S_j does. That is
         what the plan accounts for in each participation, over adaptive rounds: x_j may carry anything from round to
         round, as no matter what it carries the message is in the ball. Other owners' messages and x_i are functions of
         the billboard and of S_i. QED by the billboard.
     A server's checkpoint holds what is shared and no personal parameters: in deployment each owner keeps its own. Here
-        a simulation that is killed and goes on with the server's next round begins the personal parts anew.
+        a simulation that is killed and goes on with the server's next round begins the personal parts again.
     Cost: the noise is that of n owners, not of their records: few owners learn little from each other this way.
     Returns: the server's model, personal parameters, the server's certificate.
     Raises: ArgumentError for a plan of another unit, and for an optimizer that holds other parameters.

@@ -68,7 +68,7 @@ class ReportGoal:
 
     @property
     def error(self) -> float:
-        """Root mean square of the noise in the iterates' coordinates, in clip norms, for server learning rate 1.
+        """Root mean square of the noise in the coordinates of the weights, in clip norms, for server learning rate 1.
 
             noise_multiplier / report_goal * || A K ||_F / sqrt(n)
 
@@ -106,7 +106,7 @@ def epsilon_by_report_goal(
         k = ceil(rounds / s) participations of a user at most,   mu = sens(C, participation) / noise_multiplier
 
     A larger goal takes more noise, which is divided by more users, so the model stays as it was; but passes get
-    shorter, and each user comes more often. [Kairouz et al. 2021] find a ratio of 0.149 / 100 to cost 0.65 points of
+    shorter, and each user appears more often. [Kairouz et al. 2021] find a ratio of 0.149 / 100 to cost 0.65 points of
     accuracy (24.50 % of 25.15 %), for the tree, and say why utility stays.
 
     Args:
@@ -124,7 +124,7 @@ def epsilon_by_report_goal(
         momentum: of the server's optimizer; errors and fits are for it.
         conversion: "exact", or "rdp" or "zcdp" for comparison with papers.
     Returns: a point for each goal, in their order.
-    Guarantee: each epsilon holds for its plan, neighbours "zero-out" ("add-or-remove" for "poisson"), unit "user".
+    Guarantee: each epsilon applies to its plan, neighbours "zero-out" ("add-or-remove" for "poisson"), unit "user".
     Cost: milliseconds a goal for the tree; a fit for the others; seconds for "poisson".
     Raises: ArgumentError; PlanError for a looser conversion of "poisson".
 
@@ -146,7 +146,7 @@ def epsilon_by_report_goal(
 
 
 def at_same_error(points: Sequence[ReportGoal], mechanism: str, *, restart_every: int = 1) -> list[ReportGoal]:
-    """The same report goals with another mechanism, and as much noise as gives the iterates the same error.
+    """The same report goals with another mechanism, and as much noise as gives the weights the same error.
 
     Orders, workload and delta are those of the points: `point.error` is that of the point in the same place. So their
     epsilons are to be compared at one utility, as far as the mean square of the noise decides it.

@@ -138,7 +138,7 @@ def _tensor(value: Any) -> Tensor:
 
 
 def clip_message(update: Message, clip_norm: float) -> dict[str, Tensor]:
-    """A user's change as it leaves the device: cut to L2 norm clip_norm, over all parameters together.
+    """A user's change as it leaves the device: clipped to L2 norm clip_norm, over all parameters together.
 
         update * min(1, clip_norm / ||update||),    and zeros where a number in it is NaN or infinite
 
@@ -504,11 +504,11 @@ class Server:
 
     and gives the optimizer -m_t for a gradient: SGD with lr 1 adds the mean; `ao.FTRL`, momentum and Adam are
     post-processing as well. The norm is over all shared parameters together; all weights are one; the divisor is the
-    planned one, whoever answers.
+    planned one, no matter who answers.
 
     Guarantee: the sequence of models is (plan.epsilon, plan.delta)-DP for one user, the plan's `unit`, under its
     neighbours: all messages of one user, replaced by zeros, change what is seen by no more. Nothing that a user sends
-    stops a round, skips it or tells: what is no message is the zero vector. A user who comes too early, too often or
+    stops a round, skips it or tells: what is no message is the zero vector. A user who appears too early, too often or
     twice is refused before anything is added. No count of answers, loss or metric leaves the server.
 
     What is shared is what the optimizer holds. The model's other parameters, and all buffers, are never read by a
@@ -527,8 +527,8 @@ class Server:
         report_goal: None, or `plan.batch_size`, which it is.
         checkpoint: file; where it exists the run goes on from it, with the same kinds of model and optimizer.
         key: 32 bytes for reproducible tests. In use, leave it out: a run whose key is known has no privacy.
-        rule: how messages are cut: a rule of `ao.clipping`; `Flat()` if None. `Adaptive(..)` moves the norm where the
-            noise restarts: tell clients `clip_norm` in each round.
+        rule: how messages are clipped: a rule of `ao.clipping`; `Flat()` if None. `Adaptive(..)` moves the norm where
+            the noise restarts: tell clients `clip_norm` in each round.
 
     Attributes:
         plan, model: as given. The model is the one that the last round left.
@@ -625,8 +625,8 @@ class Server:
         """Make the next round of these messages.
 
         Args:
-            messages: {user id: {parameter name: the client's change}}, whoever has answered, perhaps nobody. Where the
-                plan leaves the record to the devices: the messages alone, in a list.
+            messages: {user id: {parameter name: the client's change}}, for the clients that answered, perhaps nobody.
+                Where the plan leaves the record to the devices: the messages alone, in a list.
         Raises: ParticipationError if the plan does not let one of the users take part now, StepsExhaustedError after
             the last round; nothing changed. CheckpointError as `Round.close`.
         """
@@ -709,7 +709,7 @@ class Server:
         """Release a round's sum, cut at clip_norm, and move the model; the round is on the disk before and after."""
         if (step, clip_norm) != (self.step, self.clip_norm):
             raise TrainingError(
-                f"a sum of round {step}, cut at norm {clip_norm:g}, is none of round {self.step}, whose norm is "
+                f"a sum of round {step}, clipped at norm {clip_norm:g}, is none of round {self.step}, whose norm is "
                 f"{self.clip_norm:g}: discard() it"
             )
         pending = PendingRound(
@@ -761,7 +761,7 @@ class Server:
 
     @property
     def clip_norm(self) -> float:
-        """The norm at which messages are cut in the next round: for clients to know. It is public."""
+        """The norm at which messages are clipped in the next round: for clients to know. It is public."""
         return self.release.clip_norm
 
     @property
@@ -837,7 +837,7 @@ def _check_plan(plan: Plan, report_goal: int | None) -> None:
         )
     if plan.participation.secret:
         raise PlanError(
-            "the plan is for secret sampling, whose batches are drawn at random: users come as they can, and one who "
+            "the plan is for secret sampling, whose batches are drawn at random: users appear as they can, and one who "
             "was drawn may not answer. Plan for MinSeparation(..) or another order of users"
         )
     if plan.selection is not None:

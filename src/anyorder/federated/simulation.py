@@ -241,7 +241,7 @@ def simulate(
         seed: of all chance here; never of the noise.
         on_round: called as (rounds done, the released model) after each round; what it sees is post-processing.
         progress: whether a bar of the rounds is drawn; it shows their number alone.
-    Privacy: the choice of cohorts is public and gives no amplification: the plan's claim holds for any choice. Sizes
+    Privacy: the choice of cohorts is public and gives no amplification: the plan's claim applies to any choice. Sizes
         of cohorts depend on availability and record, never on data.
     Warns: UserWarning where users * max_participations is below rounds * report goal: some rounds must be short.
     Raises: PlanError for a plan whose neighbours are add-or-remove: a cohort of a fixed size takes somebody else in

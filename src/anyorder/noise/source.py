@@ -19,7 +19,7 @@ _CHUNK = 4096  # blocks at a time: 256 KiB of words, which a core's cache holds
 class NoiseSource:
     """Standard normals Z[row, element] and raw words, addressed and never stored.
 
-    Whoever has the key can compute the noise and take it off: keep it as secret as the data. It must come from the
+    Anyone who has the key can compute the noise and take it off: keep it as secret as the data. It must come from the
     operating system's entropy (`NoiseSource.random`) and serve one plan only; pass a key in tests and on resume.
 
     Args:
@@ -84,7 +84,7 @@ class NoiseSource:
         """The same rows below `row`, and from there on those of a fresh key, which a random nonce makes.
 
         For a run that cannot know whether the rows from there on were used before. The fresh key is derived from this
-        one, so that whoever has the nonce alone knows nothing.
+        one, so that anyone who has the nonce alone knows nothing.
 
         Args:
             row: not below that of an earlier renewal.

@@ -338,7 +338,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
                 "together. Noise is planned for it, and it must not depend on the data"
             )
         if self.epochs not in (None, 1):
-            raise ArgumentError(f"epochs must be None or 1 for partial_fit, where a unit comes once, got {self.epochs}")
+            raise ArgumentError(f"epochs must be None or 1 for partial_fit: a unit appears once; got {self.epochs}")
         horizon = checks.integer("horizon", self.horizon, low=1)
         size = _LARGEST if self.batch_size is None else checks.integer("batch_size", self.batch_size, low=1)
         mechanism = self._mechanism(horizon, horizon, bound)
@@ -366,7 +366,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         if isinf(slope):
             raise ArgumentError(
                 f"clip_norm must be given for the loss {type(loss).__name__}, whose gradients have no bound: the L2 "
-                "norm to which each unit's gradient is cut"
+                "norm to which each unit's gradient is clipped"
             )
         return bound.norm * slope * (1.0 if self.regularization == "bound" else _CUT)
 
@@ -498,11 +498,11 @@ class Scaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # type: ig
 
     and takes mean and spread of every feature from it, for as many units as there are, which is public. Proof of the
     norm: of one feature u^2 + (u^2 - 1/2)^2 = u^4 + 1/4 <= 5/4, summed over d features; a mean is no longer than the
-    longest. So nothing is lost by the cut to that norm, which is made all the same, against rounding. A unit with NaN
+    longest. So nothing is lost by clipping to that norm, which is made all the same, against rounding. A unit with NaN
     in some row adds zero.
 
     Guarantee: with epsilon, what fit leaves is (epsilon, delta)-DP for one unit, neighbours zero-out; a model that is
-    fitted on what `transform` gives has its own epsilon beside it: `ao.compose(scaler.curve_, model.plan_.curve)`.
+    fitted on what `transform` gives has its own epsilon in addition: `ao.compose(scaler.curve_, model.plan_.curve)`.
 
     Args:
         bounds: (low, high), each a number or one for each feature: public, and wide enough; not found in the data.
@@ -659,7 +659,7 @@ class _Binary(_Classifier):
 class LogisticRegression(_Binary):
     """Logistic regression of two classes, private: `Learner` with the loss `Logistic`.
 
-    fit(X, y) makes one release: batches of rows, cut to public bounds, each with the gradient of its rows, cut to
+    fit(X, y) makes one release: batches of rows, clipped to public bounds, each with the gradient of its rows, cut to
     clip_norm, and noise that is correlated over steps; [Kairouz et al. 2021, Algorithm 1]. What is kept of it are
     `coef_`, `intercept_`, the plan and the certificate.
 
@@ -684,17 +684,17 @@ class LogisticRegression(_Binary):
             and for two classes the same as a loss that is linear in rows that are far off.
         regularization: lambda of `Learner`, above 0. "auto": for which the noise moves no score by more than 2, root
             mean square over steps. "bound": for which `regret_bound` is least; needs radius, and then clip_norm=None
-            cuts nothing.
+            clips nothing.
         radius: public bound on the norm of the parameters: a `Ball`. Or
         constraint: one of `anyorder.online.sets`. Both, as l1 and l2, are of the parameters on rows within their
             bounds, the intercept's among them.
         l1, l2: elastic net, weights in the mean loss.
         fit_intercept: add a feature of the size intercept_scaling times the bound on rows.
-        average: what is kept is the mean of all iterates, the t-th with weight t^average: 0 for that of which
+        average: what is kept is the mean of all weights, the t-th with weight t^average: 0 for that of which
             `risk_bound` speaks, None for the last iterate alone.
         shuffle: take the units of a fit in a secret random order; else in that in which they first come.
         neighbours, unit: as of `ao.plan`: what epsilon is about.
-        plan: an `ao.Plan` to carry out, such as `ao.tune` hands out; it says what else epsilon, delta, batch_size,
+        plan: an `ao.Plan` to carry out, such as `ao.tune` gives; it says what else epsilon, delta, batch_size,
             epochs, horizon, mechanism, clip_norm, neighbours and unit say.
         checkpoint: a file from which a fit or a stream that was killed goes on, with the same rows.
         key: 32 bytes for reproducible tests. In use, leave it out: noise whose key is known hides nothing.
@@ -759,7 +759,7 @@ class SoftmaxRegression(_Classifier):
 class LinearSVC(_Binary):
     """A linear support vector machine of two classes, private: `Learner` with the loss `Hinge`.
 
-    Args, Guarantee, Attributes: as of `LogisticRegression`. Its penalty is l2/2 ||theta||^2 beside the mean loss.
+    Args, Guarantee, Attributes: as of `LogisticRegression`. Its penalty is l2/2 ||theta||^2 plus the mean loss.
     """
 
     def _loss(self) -> Loss:
@@ -924,7 +924,7 @@ class ConvexLearner(RegressorMixin, Estimator):  # type: ignore[misc]
     """Any convex loss of `anyorder.online.losses`, private, on rows and targets as the loss takes them.
 
     Args:
-        loss: such as `CustomLoss(gradient)`, whose gradient sees rows that are cut to their bounds and have the
+        loss: such as `CustomLoss(gradient)`, whose gradient sees rows that are clipped to their bounds and have the
             intercept's element; or "squared", "logistic", "hinge", "poisson".
         others: as of `LogisticRegression`, without classes. clip_norm must be given for a loss without a bound on its
             slope.

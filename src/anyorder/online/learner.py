@@ -179,7 +179,7 @@ class OnePass(ABC):
 class Learner(OnePass):
     """A linear model that learns in one pass over batches in any order, [Kairouz et al. 2021, Algorithm 1].
 
-    With m = plan.batch_size, batch t of examples, and g_t the sum of its units' gradients at theta_t, each cut to
+    With m = plan.batch_size, batch t of examples, and g_t the sum of its units' gradients at theta_t, each clipped to
     plan.clip_norm (`clipped_sum`),
 
         S_t         = S_{t-1} + ( g_t + noise_std (K Z)[t] )                        a step of `ao.Release`, times m
@@ -192,10 +192,11 @@ class Learner(OnePass):
     all of them, so that `regularization` does not grow as they come, while l1 and l2 are weights in the mean loss
     [composite losses as in McMahan 2011].
 
-    Guarantee: all iterates together, and what is computed from them, are (plan.epsilon, plan.delta)-DP for one unit,
-    the plan's `unit`, under its neighbours, for batches that may be chosen by what was shown before. What a unit's
-    rows are changes no shape, no error and no warning: one whose numbers cannot be used adds zero. Labels, rows and
-    units themselves must be what the data has; features and labels are bounded by nobody here but through clip_norm.
+    Guarantee: the weights after all steps together, and what is computed from them, are (plan.epsilon, plan.delta)-DP
+    for one unit, the plan's `unit`, under its neighbours, for batches that may be chosen by what was shown before.
+    What a unit's rows are changes no shape, no error and no warning: one whose numbers cannot be used adds zero.
+    Labels, rows and units themselves must be what the data has; features and labels are bounded by nobody here but
+    through clip_norm.
 
     A step that is refused changes nothing, and is refused before a gradient is made. With `checkpoint`, the file is
     written where the learner is made and by `save`; a process that was killed goes on from the last of these,
@@ -265,7 +266,7 @@ class Learner(OnePass):
         """Learn from one batch; `theta` is the next iterate after it.
 
         Args:
-            units: (m,) whose each row is, integers or strings; the rows of one unit are added up and cut together.
+            units: (m,) whose each row is, integers or strings; the rows of one unit are added up and clipped together.
             X: (m, d), a NumPy array or a sparse one of SciPy, as `clipped_sum` takes it; perhaps no rows.
             y: (m,) labels, numbers.
         Raises: ParticipationError if the plan does not let one of the units take part now, StepsExhaustedError after

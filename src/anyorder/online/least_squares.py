@@ -213,14 +213,14 @@ def _approached(H: Floats, s: Floats, steepest: float, flattest: float, l1: floa
 class LeastSquares(OnePass):
     """A linear model of squared loss that learns in one pass from sums that do not depend on it.
 
-    Each row x is cut to norm L = bounds, each y to [low, high], Y = max(|low|, |high|), and adds one vector
+    Each row x is clipped to norm L = bounds, each y to [low, high], Y = max(|low|, |high|), and adds one vector
 
         z = ( a y x,  b svec(x x') ),    svec: the upper triangle, sqrt 2 off the diagonal: ||svec(M)|| = ||M||_F
         ||z||^2 = a^2 y^2 ||x||^2 + b^2 ||x||^4  <=  a^2 L^2 Y^2 + b^2 L^4  =  plan.clip_norm^2
 
-    Rows of one unit are added first, and their sum is cut to the clip norm as a whole. The vectors are released as one
-    stream, a step of `ao.Release` each: with the sums so far, s_t of y x and W_t of x x', read off with their noise,
-
+    Rows of one unit are added first, and their sum is clipped to the clip norm as a whole. The vectors are released as
+    one stream, a step of `ao.Release` each: with the sums so far, s_t of y x and W_t of x x', read off with their
+    noise,
         theta_{t+1} = argmin over theta in the set of
                       theta' W_t theta - 2 <s_t, theta> + regularization/2 ||theta||^2
                       + t m ( l1 ||theta||_1 + l2/2 ||theta||^2 ),    m = plan.batch_size
@@ -236,9 +236,9 @@ class LeastSquares(OnePass):
     not: they are set to zero. That is the nearest matrix without any, no farther from the true sum, and makes the
     problem one with a single minimum, which an indefinite W_t with a small regularization has not. See docs/regret.md.
 
-    Guarantee: all iterates together, and what is computed from them, are (plan.epsilon, plan.delta)-DP for one unit,
-    the plan's `unit`, under its neighbours. A row with NaN, infinities or numbers beyond 2^200, in x or y, makes its
-    unit add exactly zero, and nothing tells of it. A step that is refused changes nothing.
+    Guarantee: the weights after all steps together, and what is computed from them, are (plan.epsilon, plan.delta)-DP
+    for one unit, the plan's `unit`, under its neighbours. A row with NaN, infinities or numbers beyond 2^200, in x or
+    y, makes its unit add exactly zero, and nothing tells of it. A step that is refused changes nothing.
 
     Args:
         plan: what to run; its workload best a prefix sum, which is what is used.
@@ -365,7 +365,7 @@ class LeastSquares(OnePass):
 
     @property
     def average(self) -> Floats:
-        """(d, 1): the mean of the iterates that were played; theta_1 before the first step. Needs `average=True`."""
+        """(d, 1): the mean of the weights that were played; theta_1 before the first step. Needs `average=True`."""
         if not self._keeps_average:
             raise ArgumentError("average must be asked for when the learner is made: LeastSquares(.., average=True)")
         return super().average

@@ -33,7 +33,7 @@ class RegretBound:
         regularization: the lambda it is for: the one given, or the one that makes it least.
         terms: "learning" (what a learner without noise pays), "noise", "comparator" (lambda radius^2 / 2n), and where
             there are any "composite" (l1 and l2 at the comparator) and "sampling" (bad luck with examples).
-        analysis: "deviation" (of the iterates from those without noise: any strategy, [K21]'s way) or "martingale"
+        analysis: "deviation" (of the weights from those without noise: any strategy, [K21]'s way) or "martingale"
             (independent noise alone, where noisy gradients are right in the mean); the lesser of the two.
         beta: what the bound may fail with, over the noise; None: it is on the mean.
         published: of plans with a tree, what [K21] Theorem C.1 states for the same lambda and noise, with the constants
@@ -86,7 +86,7 @@ def regret_bound(
     Args:
         n: examples of the run: of plan.n steps or of fewer; a pass counts as often as it is made.
         dimension: number of parameters, features times outputs.
-        lipschitz: bound L on the norm of an example's gradient, at most plan.clip_norm: none is ever cut.
+        lipschitz: bound L on the norm of an example's gradient, at most plan.clip_norm: none is ever clipped.
         radius: of the models that are compared with, above 0.
         plan: whose noise it is. Or
         noise: (steps,) std s_1, s_2, .. of each prefix sum, or one number for all; with
@@ -97,7 +97,7 @@ def regret_bound(
         l1, l2: of the learner: the bound is on the losses without them, at the price of l1 ||theta*||_1 +
             l2/2 ||theta*||^2 [K21, Corollary 5.2], at most l1 sqrt(dimension) radius + l2/2 radius^2.
     Cost: that of `plan.noise_profile`.
-    Raises: ArgumentError; PlanError for secret sampling, whose batches have no fixed size, for a plan that cuts
+    Raises: ArgumentError; PlanError for secret sampling, whose batches have no fixed size, for a plan that truncates
         gradients, and where the noise in prefix sums cannot be computed, see `Plan.noise_profile`.
 
     Example:

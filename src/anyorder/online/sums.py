@@ -69,7 +69,7 @@ class Examples(NamedTuple):
 
 
 def clipped_sum(loss: Loss, theta: Any, X: Any, y: Any, units: Iterable[Any], clip_norm: float) -> LinearSum:
-    """The sum over units of each unit's gradient at theta, cut to L2 norm clip_norm: a total for `Release.step`.
+    """The sum over units of each unit's gradient at theta, clipped to L2 norm clip_norm: a sum for `Release.step`.
 
         sum over units u of  g_u min(1, clip_norm / ||g_u||),    g_u = sum over rows i of u of  x_i (outer) slope_i
 

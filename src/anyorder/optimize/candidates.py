@@ -36,7 +36,7 @@ from anyorder.workload.given import GivenWorkload
 
 MAX_COST = 32.0
 _BUFFERS = 4
-_RESTARTED = 2  # buffers of BLTs that start anew in every epoch
+_RESTARTED = 2  # buffers of BLTs that start again in every epoch
 _BANDS = (2, 4, 8, 16, 32, 64, 128)
 _LOW_RANK = ((2, 2), (4, 4), (8, 8), (8, 12), (8, 16), (8, 24), (8, 32), (16, 48))  # bands and rank
 _GAIN = 1.002  # of a larger rank, or it is not worth its memory
@@ -105,7 +105,7 @@ def choose(
     coefficients, are the same on every processor, see `anyorder.strategy.arithmetic`.
 
     Independent noise, the best tree, BLTs, banded inverses, banded Toeplitz; for orders shuffled every epoch BLTs that
-    start anew; time rescaling where it is known which steps one unit takes, columns of norm 1 where they are only far
+    start again; time rescaling where it is known which steps one unit takes, columns of norm 1 where they are only far
     apart; for small n also bands with columns of their own, the dense optimum, and what is left of it in few bands and
     a low rank, whose rank grows as long as that gains 0.2 %. What is too long for a kind is left out: beyond 4096
     steps bands where A is not Toeplitz. So is what is too ill-conditioned for noise with float32 coefficients.

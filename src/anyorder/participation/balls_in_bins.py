@@ -44,7 +44,7 @@ class BallsInBins(AmplifiedOrder):
     """Each unit draws one of b bins, once, by a secret draw; bin j is the batch of steps j, j + b, j + 2b, ..
 
     [Chua et al. 2025; Choquette-Choo et al. 2025]. A unit takes part once in each of k epochs of b steps, at distance b
-    exactly. A permutation that is cut into batches is not this: there the places of the others tell a unit's.
+    exactly. A permutation that is divided into batches is not this: there the places of the others tell a unit's.
 
     Args:
         k: number of epochs.

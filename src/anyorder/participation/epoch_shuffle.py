@@ -48,7 +48,7 @@ class EpochShuffle(Rule):
         return PerEpoch(self.k, self.steps_per_epoch)
 
     def refusals(self, t: int, last: Integers, count: Integers) -> Refusals:
-        """Those who came before in the epoch of t."""
+        """Those who appeared before in the epoch of t."""
         s = self.steps_per_epoch
         epoch = t // s
         span = f"epoch {epoch}, steps {epoch * s} to {(epoch + 1) * s - 1}"

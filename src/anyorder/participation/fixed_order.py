@@ -46,7 +46,7 @@ class FixedOrder(Rule):
         object.__setattr__(self, "b", checks.integer("b", self.b, low=1))
         if self.n > self.k * self.b:
             raise ArgumentError(
-                f"n must be at most k b = {self.k} * {self.b} = {self.k * self.b}, or some unit comes more than k "
+                f"n must be at most k b = {self.k} * {self.b} = {self.k * self.b}, or some unit appears more than k "
                 f"times; got n={self.n}"
             )
 
@@ -56,7 +56,7 @@ class FixedOrder(Rule):
         return Listed.strided(self.n, self.b)
 
     def refusals(self, t: int, last: Integers, count: Integers) -> Refusals:
-        """Those who come at another step of the epoch than before, or in more epochs than begin within n steps."""
+        """Those who appear at another step of the epoch than before, or in more epochs than begin within n steps."""
         k = self.max_participations
         return [
             (f"a unit's steps must lie multiples of b={self.b} apart", (count > 0) & ((t - last) % self.b != 0)),
@@ -64,7 +64,7 @@ class FixedOrder(Rule):
         ]
 
     def covers(self, actual: Participation) -> bool:
-        """The same stride over no more epochs, or an order that ends within one epoch and lets no unit come twice."""
+        """The same stride over no more epochs, or an order that ends within one epoch and lets no unit appear twice."""
         if actual.max_participations == 1:
             return actual.n <= self.b
         match actual.pattern:

@@ -112,7 +112,7 @@ class KnownOrder(SetOnce, Participation):
 
     @classmethod
     def recognise(cls, facts: LoaderFacts) -> "KnownOrder | None":
-        """Whoever is in each step, where units have names."""
+        """The units of each step, where units have names."""
         return None if facts.units is None else cls(facts.units)
 
     @property

@@ -48,7 +48,7 @@ class MinSeparation(Rule):
         return Separated(self.n, self.b, self.k)
 
     def refusals(self, t: int, last: Integers, count: Integers) -> Refusals:
-        """Those who come too early after their last step, or too often."""
+        """Those who appear too early after their last step, or too often."""
         k = self.pattern.k
         assert k is not None  # what fits, where none was given
         return [

@@ -36,7 +36,7 @@ class MinSeparationSampling(AmplifiedOrder):
 
     With a warm start a unit begins as if the sampling had gone on forever: it waits w steps before its first draw, with
     probability p / (1 + (b - 1) p) for each w = 1, .., b - 1, and none else; so that batches have the same expected
-    size from the first step on, dataset_size p / (1 + (b - 1) p). Without, all units may come at step 0.
+    size from the first step on, dataset_size p / (1 + (b - 1) p). Without, all units may appear at step 0.
     `Separated`: any steps at least b apart.
 
     Args:
@@ -78,7 +78,7 @@ class MinSeparationSampling(AmplifiedOrder):
         return p / (1 + (self.b - 1) * p)
 
     def refusals(self, t: int, last: Integers, count: Integers) -> Refusals:
-        """Those who come too early after their last step."""
+        """Those who appear too early after their last step."""
         return [(f"a unit may come back at least b={self.b} steps after its last", (count > 0) & (t - last < self.b))]
 
     @classmethod

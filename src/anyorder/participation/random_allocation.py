@@ -35,7 +35,7 @@ _UP = 1 + 2e-10  # roundings of an inverted loss distribution
 @final
 @dataclass(frozen=True)
 class RandomAllocation(AmplifiedOrder):
-    """Each unit draws one of the b steps of each epoch by a secret draw, anew in each of k epochs.
+    """Each unit draws one of the b steps of each epoch by a secret draw, again in each of k epochs.
 
     Args:
         k: number of epochs.
@@ -67,7 +67,7 @@ class RandomAllocation(AmplifiedOrder):
         return PerEpoch(self.k, self.b)
 
     def refusals(self, t: int, last: Integers, count: Integers) -> Refusals:
-        """Those who came before in the epoch of t."""
+        """Those who appeared before in the epoch of t."""
         return [("a unit may come once in an epoch", (count > 0) & (last // self.b == t // self.b))]
 
     @classmethod
@@ -109,7 +109,7 @@ class RandomAllocation(AmplifiedOrder):
         first, last = support(strategy)
         if (first // self.b != last // self.b).any():
             raise PlanError(
-                f"RandomAllocation, which draws anew in each epoch, is accounted for a C whose epochs of b="
+                f"RandomAllocation, which draws again in each epoch, is accounted for a C whose epochs of b="
                 f"{self.b} steps do not overlap: independent noise, or noise that restarts with each "
                 f"epoch (RestartedBLT, a Tree with restarts), got {strategy!r}; or take BallsInBins, which is "
                 "accounted with any C"
@@ -199,7 +199,7 @@ class RandomAllocation(AmplifiedOrder):
     def describe(self) -> str:
         """One phrase for people."""
         steps, epochs = counted(self.b, "step"), counted(self.k, "epoch")
-        return f"random allocation, each unit in one of {steps} by a secret draw, anew in each of {epochs}"
+        return f"random allocation, each unit in one of {steps} by a secret draw, again in each of {epochs}"
 
 
 @lru_cache(maxsize=2)

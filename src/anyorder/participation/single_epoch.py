@@ -35,16 +35,16 @@ class SingleEpoch(Rule):
         return Separated(self.n, b=self.n, k=1)
 
     def refusals(self, t: int, last: Integers, count: Integers) -> Refusals:
-        """Those who came before."""
+        """Those who appeared before."""
         return [("a unit may come once, and one came back", count > 0)]
 
     def covers(self, actual: Participation) -> bool:
-        """Whatever lets no unit come twice."""
+        """Whatever lets no unit appear twice."""
         return actual.max_participations == 1
 
     @classmethod
     def recognise(cls, facts: LoaderFacts) -> "SingleEpoch | None":
-        """A pass in which nobody comes twice, in whatever order."""
+        """A pass in which no unit appears twice, in whatever order."""
         return cls(facts.steps) if facts.is_once and facts.epochs == 1 else None
 
     @property

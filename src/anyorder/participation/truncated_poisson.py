@@ -38,7 +38,8 @@ Bools = NDArray[np.bool_]
 @final
 @dataclass(frozen=True)
 class TruncatedPoisson(AmplifiedOrder):
-    """Poisson sampling, or cyclic Poisson sampling, whose batches are cut to a fixed size by a secret, uniform choice.
+    """Poisson sampling, or cyclic Poisson sampling, whose batches are truncated to a fixed size by a secret, uniform
+    choice.
 
     A batch of at most `batch_size` units: of more that were drawn, a uniform choice stays. One unit's presence may push
     another out, so neighbours differ by a unit's gradients, "zero-out", and the size of the data set is public.
@@ -88,7 +89,9 @@ class TruncatedPoisson(AmplifiedOrder):
 
     @classmethod
     def asked(cls, asked: Asked) -> "TruncatedPoisson":
-        """Of the expected batch size, cut to batch_size + 3 sqrt(batch_size) units a step where nothing is said."""
+        """Of the expected batch size, truncated to batch_size + 3 sqrt(batch_size) units a step where nothing is
+        said.
+        """
         cycle = asked.cycle_for("truncated-poisson", otherwise=1)
         most = asked.max_batch_size
         most = ceil(asked.batch_size + 3 * sqrt(asked.batch_size)) if most is None else most
@@ -210,7 +213,7 @@ class TruncatedPoisson(AmplifiedOrder):
         return poisson.calibrate_poisson(epsilon, delta, self.sampling_probability, -(-self.n // self.cycle))
 
     def canary_steps(self, count: int, source: NoiseSource) -> Bools:
-        """With the probability of a unit of its group to be drawn and to stay, whoever else came."""
+        """With the probability of a unit of its group to be drawn and to stay, no matter who else was drawn."""
         mine = groups_in_turn(self.n, count, self.cycle)
         return np.asarray(mine & (uniforms(source, self.n, count) < self.taken_probabilities(count)))
 

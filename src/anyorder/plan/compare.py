@@ -34,7 +34,9 @@ class OrderRow:
 
     @cached_property
     def error(self) -> float:
-        """Noise of one coordinate of the iterates, root mean square over steps, in clip norms: `Plan.noise_error`."""
+        """Noise of one coordinate of the weights during training, root mean square over steps, in clip norms:
+        `Plan.noise_error`.
+        """
         return self.plan.noise_error(sums=not self.plan.reaches_iterates)
 
     @property

@@ -25,7 +25,7 @@ _LEAST_SAMPLED_SIGMA = 0.4  # below, privacy loss distributions take minutes, an
 def check_plan(data: Any) -> None:
     """Refuse a described plan whose claims a stranger's file may not have recomputed, before any part of it is made.
 
-    What is malformed passes here; whoever makes its parts refuses it.
+    What is malformed passes here; the code that makes its parts refuses it.
     """
     if not is_bounded():
         return

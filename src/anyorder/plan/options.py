@@ -21,7 +21,7 @@ MechanismWord = Literal["auto", "independent", "poisson", "tree", "dense", "band
 Neighbours = Literal["zero-out", "replace-one", "add-or-remove"]
 """What differs between neighbours; see `Plan`."""
 Objective = Literal["mean", "max", "last"]
-"""Which error over the iterates is made small."""
+"""Which error over the weights during training is made small."""
 
 
 def default_delta(units: int) -> float:
@@ -120,7 +120,7 @@ def mechanism(
     Args:
         mechanism: a word of `anyorder.plan`, or a `Strategy`.
         estimator, restart_every, completion: of the tree, see `fit_tree`; with mechanism "tree" alone.
-        objective: what is made small: the "mean", "max" or "last" error over the iterates.
+        objective: what is made small: the "mean", "max" or "last" error over the weights during training.
         secure: exact integer arithmetic in place of floating-point noise, against attacks on its low bits: a `grid`
             of 2^-20 clip norms, rounded down to a power of two. "auto" then chooses among the mechanisms that allow
             it. For another grid, `dataclasses.replace(plan, grid=...)`.

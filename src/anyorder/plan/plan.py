@@ -234,7 +234,7 @@ class Plan:
     def known_mu(self) -> float | None:
         """Gaussian DP if all batches became known, rounded up; None where no draws are secret.
 
-        mu = f sens(C, pattern) / sigma, of any steps that the draws may give. It holds for those who do not know the
+        mu = f sens(C, pattern) / sigma, of any steps that the draws may give. It applies to those who do not know the
         batches too, who see less.
         """
         if not self.participation.secret:
@@ -268,7 +268,9 @@ class Plan:
 
     @property
     def reaches_iterates(self) -> bool:
-        """Whether the noise in the iterates can be computed: up to 4096 steps always, beyond for some structures."""
+        """Whether the noise in the weights during training can be computed: up to 4096 steps always, beyond for some
+        structures.
+        """
         return has_variances(self.strategy, self.workload)
 
     def noise_profile(self, *, sums: bool = False) -> NDArray[np.float64]:
@@ -278,7 +280,7 @@ class Plan:
 
         Args:
             sums: of each prefix sum of gradients instead, as if A were the prefix sum: no momentum, no schedule.
-        Raises: PlanError where the iterates' noise cannot be computed, see `reaches_iterates`.
+        Raises: PlanError where the noise of the weights during training cannot be computed, see `reaches_iterates`.
         """
         variances = row_variances(self.strategy, prefix_sum(self.n) if sums else self.workload)
         return np.asarray(self.noise_multiplier * np.sqrt(variances))
@@ -368,7 +370,7 @@ class Plan:
     def load(cls, path: str | Path, *, large: bool = False) -> "Plan":
         """Read a plan; every claim is recomputed.
 
-        A known order comes back with numbers for units; to train, put yours back: `replace(plan, participation=..)`.
+        A known order is returned with numbers for units; to train, put yours back: `replace(plan, participation=..)`.
 
         Args:
             large: read files of one's own that are beyond the bounds on files of strangers.

@@ -86,8 +86,9 @@ def plan(
             multiple of the loader's batch size joins so many of its batches in a step, as `make_private(accumulate=..)`
             does. With a loader and a unit it may also be less, in units of a step, which are fewer than its rows.
         epochs: passes over the data.
-        order: None for "shuffled" (anew in each epoch; it covers "sequential" and "fixed" too), "sequential" or "fixed"
-            (the same order in each epoch: less noise). Or secret sampling by this package's own sampler, whose batches
+        order: None for "shuffled" (again in each epoch; it covers "sequential" and "fixed" too), "sequential" or
+            "fixed" (the same order in each epoch: less noise). Or secret sampling by this package's own sampler, "
+            "whose batches
             have batch_size units on average: "poisson" (with independent noise: DP-SGD), "cyclic-poisson",
             "truncated-poisson", "balls-in-bins", "random-allocation", "min-separation-sampling"; see
             `anyorder.participation`. Or a `Participation`: the ledger holds the run to it, whatever the loader. Or
@@ -169,10 +170,11 @@ def compare(
     limits: Limits | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> OrderComparison:
-    """Plan several orders at one (epsilon, delta) and one expected batch size, and rank them by the error of iterates.
+    """Plan several orders at one (epsilon, delta) and one expected batch size, and rank them by the error of the
+    weights during training.
 
     Each order has the mechanism that is best for it, fitted to its own claim: the amplified one where batches are drawn
-    by secret draws. What an order needs of whoever trains is beside it; an order whose needs are not met has no claim.
+    by secret draws. What an order needs is shown with it; an order whose needs are not met has no claim.
 
         ao.compare(["shuffled", "fixed"], dataset_size=60000, batch_size=500, epochs=5, epsilon=2, delta=1e-5)
 
@@ -260,14 +262,14 @@ def _read_loader(
         size = checks.integer("batch_size", batch_size, low=1)
         if size % rows and (key is None or size > rows):
             raise ArgumentError(
-                f"batch_size must be left out beside loader=, or be a multiple of the {rows} examples of its batches, "
+                f"batch_size must be left out with loader=, or be a multiple of the {rows} examples of its batches, "
                 f"as many as make a step, got {size}: for other steps, make the loader with another batch_size"
             )
         if size > rows:
             found = find_participation(loader, epochs, unit=key, accumulate=size // rows)
     if dataset_size not in (None, found.dataset_size):
         raise ArgumentError(
-            f"dataset_size must be left out beside loader=, whose order has {found.dataset_size} examples, got "
+            f"dataset_size must be left out with loader=, whose order has {found.dataset_size} examples, got "
             f"{dataset_size!r}: make the loader of the data set that is meant"
         )
     if neighbours == "add-or-remove" and type(found.participation) is KnownOrder:

@@ -152,7 +152,7 @@ def receipts(tree: "ReceiptTree", plan: Plan, units: Iterable[Any]) -> list[Rece
     """
     if type(plan.participation) is TruncatedPoisson:
         raise PlanError(
-            "receipts are not given under truncated Poisson sampling: a batch is cut by who else was drawn: the "
+            "receipts are not given under truncated Poisson sampling: a batch is truncated by who else was drawn: the "
             "receipts of all others would tell a unit's steps; plan for 'cyclic-poisson' or 'poisson' to give some"
         )
     asked = as_units(units)

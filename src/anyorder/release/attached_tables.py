@@ -267,7 +267,7 @@ class AttachedTables:
         return first
 
     def _check_renewals(self, table: Lazy, step: int) -> None:
-        """Refuse where the noise of a copied run cannot be drawn anew.
+        """Refuse where the noise of a copied run cannot be drawn again.
 
         The other copy may go on, and both may show the table. A row's jump over the step of the renewal would be drawn
         twice, and how much two tables then differ in a row tells when it was touched last: no composition of two runs
@@ -278,7 +278,8 @@ class AttachedTables:
             current = table.by_value or since < step or (since == step and table.is_current())
             if not current and not self._has_flush(since):
                 raise CheckpointError(
-                    f"the noise of lazy tables cannot be drawn anew from step {since} on: rows lack noise of the steps "
+                    f"the noise of lazy tables cannot be drawn again from step {since} on: rows lack noise of the "
+                    f"steps "
                     "before, and if another copy of this run goes on, the two tables would tell which rows were "
                     "touched. Resume from the files that the run itself wrote; before a run is copied or moved, call "
                     "flush() and save(), in this order"

@@ -47,7 +47,7 @@ class RunFiles:
             raise ArgumentError("start_over=True needs checkpoint=, which says what was begun")
         if ledger_on_disk and (path is None or group.size > 1):
             raise ArgumentError(
-                "ledger_on_disk needs checkpoint=, beside which its file is kept, and one process, which writes it"
+                "ledger_on_disk needs checkpoint=, next to which its file is kept, and one process, which writes it"
             )
         self._path, self._group, self._ledger_on_disk = path, group, ledger_on_disk
         self._start_over = start_over
@@ -226,7 +226,7 @@ class RunFiles:
         return source
 
     def renewed_since(self) -> list[int]:
-        """The steps from which on noise was drawn anew; n where it would be, and no step is left."""
+        """The steps from which on noise was drawn again; n where it would be, and no step is left."""
         return [step for step, _ in self._renewals] + self._doubtful_end
 
     def _begin(self, plan: Plan, state: State | None) -> list[tuple[int, bytes]]:
@@ -291,7 +291,7 @@ class RunFiles:
         where = f"the journal {journal.path} may lack steps: {journal.doubt}"
         if first_new_row(strategy, step) is None:
             raise CheckpointError(
-                f"{where}. The noise from step {step} on cannot be drawn anew: {strategy.describe()} settles part of "
+                f"{where}. The noise from step {step} on cannot be drawn again: {strategy.describe()} settles part of "
                 "it in the steps before. Resume from the files that the run itself wrote, or start a new run"
             )
         nonce = os.urandom(16)

@@ -43,8 +43,8 @@ class Journal:
 
     One process has the journal of a checkpoint file at a time: it is locked until `close` or the process's end. Opened
     again for the same run in the same process, the older one is closed. The file is `.<name of checkpoint>.journal`
-    beside the checkpoint, readable by the owner only. Its digests are of private data: make them under a secret key, so
-    that the file says nothing to those without the checkpoint.
+    next to the checkpoint, readable by the owner only. Its digests are of private data: make them under a secret key,
+    so that the file says nothing to those without the checkpoint.
 
     Attributes:
         path: the file.
@@ -88,7 +88,8 @@ class Journal:
             elif _has_steps(data):
                 raise CheckpointError(
                     f"{journal.path} is of a run that took steps, and whose checkpoint {checkpoint} is gone: a new run "
-                    "on the same data would be released beside it, with other noise. Put the checkpoint back to go on "
+                    "on the same data would be released in addition, with other noise. Put the checkpoint back to "
+                    "go on "
                     "with that run. Or begin again with start_over=True (Release, PrivacyEngine; train --start-over): "
                     "then certificate and budget count what that run released too. What has no such option (servers, "
                     "fit) begins in another place: compose both (ao.compose)"
@@ -135,7 +136,7 @@ class Journal:
         except FileNotFoundError as problem:
             raise CheckpointError(
                 f"the journal {path} of this run is missing. It tells which steps were released after the checkpoint; "
-                "without it, noise could be used again on other data. Keep it beside the checkpoint, under its name, "
+                "without it, noise could be used again on other data. Keep it next to the checkpoint, under its name, "
                 "or start a new run"
             ) from problem
         except OSError as problem:

@@ -72,25 +72,25 @@ class Release:
     - a part that is not finite is replaced by zero (which is in the ball) before it is added, and nothing tells of it;
     - what else you show, store or decide by is a function of what was returned, or does not depend on the units.
 
-    `anyorder.bounded_sum(vectors, units, clip_norm)` makes totals that keep the first two, and
+    `anyorder.bounded_sum(vectors, units, clip_norm)` makes sums that keep the first two, and
     `anyorder.sparse.bounded_parts` those of steps with tables: the norm is over all that a step sums. Two releases on
     the same units are two mechanisms: their curves compose.
 
-    A total with NaN or infinities breaks the promises, and nothing that could then be done is private: to pass it on
+    A sum with NaN or infinities breaks the promises, and nothing that could then be done is private: to pass it on
     shows where they are; zero in their place, of the coordinate or of all, would let one unit take away what all
     others add, which no noise here covers. So it is refused, with nothing changed. That error tells of the data, one
-    bit of it, and no noise covers it: it is a fault of the program that made the total, to be mended and not shown.
+    bit of it, and no noise covers it: it is a fault of the program that made the sum, to be mended and not shown.
 
-    With `checkpoint`, the key is in that file before the first step, and every step is written to a journal beside it
+    With `checkpoint`, the key is in that file before the first step, and every step is written to a journal next to it
     before it is released: no step is ever released twice with different noise, whenever the process dies. One that
-    resumes from an older checkpoint must give the steps that were lost the same units and the same totals, bit for
+    resumes from an older checkpoint must give the steps that were lost the same units and the same sums, bit for
     bit; another total, or other units, for a step whose noise was used are refused. Under secret sampling (a plan for
-    `PoissonSampling`) the batches are those that `sample` draws, and no others: an amplified claim does not hold for
+    `PoissonSampling`) the batches are those that `sample` draws, and no others: an amplified claim does not apply to
     batches that somebody chose.
 
     Args:
         plan: what to run.
-        size: elements of a total; 0 where tables alone are released (`attach`).
+        size: elements of a sum; 0 where tables alone are released (`attach`).
         key: 32 bytes for reproducible tests. In use, leave it out: the key then comes from the operating system, and
             a release whose key is known has no privacy.
         checkpoint: file for `save`; where it exists, the release goes on from there. Its folder must exist.
@@ -160,7 +160,7 @@ class Release:
 
     @classmethod
     def of_ranks(cls, plan: Plan, coordinates: Coordinates, schedule: Schedule, **files: Any) -> Self:
-        """For front ends in this package: several ranks, a clip norm that may move, totals in pieces (`take`).
+        """For front ends in this package: several ranks, a clip norm that may move, sums in pieces (`take`).
 
         Args:
             coordinates: the vector and this rank's part of it; its group is who carries the plan out together.
@@ -250,7 +250,7 @@ class Release:
         Returns: like `total`, a fresh array; for a plan with a grid float64.
         Raises: ParticipationError, StepsExhaustedError, ArgumentError, TrainingError, CheckpointError; with nothing
             changed. What an observer raises comes after the step: see `on_release`.
-        Cost: the noise of a step, a copy of the total; with a checkpoint a hash of it and a write to the disk.
+        Cost: the noise of a step, a copy of the sum; with a checkpoint a hash of it and a write to the disk.
         """
         with self._one_at_a_time():
             if self._is_drawn_elsewhere:
@@ -265,7 +265,7 @@ class Release:
         """The next step of a (num_rows, width) table of which only some rows are released, at the cost of these rows.
 
         `size` is num_rows * width. Rows that are not named are not released in this step; what `step` would have
-        returned for the others is what comes back, bit for bit.
+        returned for the others is what is returned, bit for bit.
 
         Privacy: **which rows are named must not depend on the units**: the same for neighbours, as a fixed part of the
         table, or chosen by what was returned before. The rows that a batch touches are not: they tell of it. What a
@@ -290,13 +290,13 @@ class Release:
     def _named(self, units: Iterable[Any] | None, own: list[Tensor], tables: Sequence[Part]) -> Units:
         """Raise unless these units may take the next step with this total. Changes nothing."""
         if units is None and not self._unnamed:
-            raise ArgumentError("units must name whose parts are in the total, got None; a step of nobody has []")
+            raise ArgumentError("units must name whose parts are in the sum, got None; a step of nobody has []")
         ids = self.check([] if units is None else units)
         parts = self._in_order(tables)
         if len(ids) or self._unnamed:
             return ids
         if any(bool(piece.any()) for piece in own) or not all(part.is_zero for part in parts):
-            raise ArgumentError("a total of nobody must be zero: name all units whose parts are in it")
+            raise ArgumentError("the sum of nobody must be zero: name all units whose parts are in it")
         return ids
 
     def check(self, units: Iterable[Any] | None) -> Units:
@@ -349,7 +349,7 @@ class Release:
 
         Args:
             units: what `check` returned.
-            own: this rank's part of the total in pieces, which are overwritten.
+            own: this rank's part of the sum in pieces, which are overwritten.
             tables: the parts of the attached tables; see `anyorder.release.attached_tables`.
         Returns: the private pieces: `own` itself, or new ones on a grid. What tables release is in `of_tables`.
         """
@@ -641,13 +641,13 @@ class Release:
     def certificate(self, *, public_stop: bool = False) -> Certificate:
         """The claim of this run, for everybody: `save` it, and check it with `anyorder verify`. It names nobody.
 
-        With what was `realised` after all steps: how often units came at most, how far apart, the epsilon of that.
+        With what was `realised` after all steps: how often units appeared at most, how far apart, the epsilon of that.
 
         Args:
             public_stop: you state that a run which ended before its last planned step did so for a reason that was not
                 read off what it released (a date, a budget of hours). Then the certificate has what was realised, and
                 says that you stated it. A stop because the model is good enough is not of this kind: the planned
-                epsilon holds for it.
+                epsilon applies to it.
         """
         return self._evidence.shown(public_stop=public_stop)
 
@@ -658,8 +658,8 @@ class Release:
     def save(self, extra: dict[str, Any] | None = None) -> None:
         """Write the checkpoint: one file, replaced atomically.
 
-        The file holds the noise key: whoever has it can remove the noise. Steps after the last save are repeated when
-        the run is resumed, and must come out bit for bit as they were: save often.
+        The file holds the noise key: anyone who has it can remove the noise. Steps after the last save are repeated
+        when the run is resumed, and must come out bit for bit as they were: save often.
 
         Args:
             extra: arrays, tensors and plain values of your own, found in `extra` after a resume; arrays as tensors.

@@ -1,4 +1,4 @@
-"""Which norm units are cut at, and when: the plan's own throughout, or one that follows what was released."""
+"""Which norm units are clipped at, and when: the plan's own throughout, or one that follows what was released."""
 
 from dataclasses import dataclass
 from math import exp, sqrt
@@ -25,7 +25,7 @@ class FixedNorm:
 class Adaptive:
     """The clip norm follows a quantile of the units' norms, at no privacy beyond the plan's [Andrew et al. 2021].
 
-    In period k units are cut to c_k. With a = share and C the plan's clip norm, c_0 = C, unit u adds the vector of
+    In period k units are clipped to c_k. With a = share and C the plan's clip norm, c_0 = C, unit u adds the vector of
     d + 1 numbers
 
         v_u = ( sqrt(1 - a^2) C g_u / max(||g_u||, c_k),  a C s_u ),    s_u = 1 if ||g_u|| > c_k else 0
@@ -99,7 +99,7 @@ class Adaptive:
             )
         if restart is None:
             raise PlanError(
-                f"Adaptive() sets the clip norm anew where the noise restarts, and that of {plan.strategy!r} does not: "
+                f"Adaptive() sets the clip norm again where the noise restarts; that of {plan.strategy!r} does not: "
                 "noise of earlier steps, scaled by another norm, would no longer cancel. Plan with "
                 "mechanism='independent' or, for shuffled epochs, with what ao.optimize.fit('restarted_blt', ..) "
                 "gives; or take Flat()"
@@ -136,7 +136,8 @@ Schedule = FixedNorm | Adaptive
 
 
 class MovingNorm:
-    """The norm c at which units are cut now under `Adaptive`, and how sums cut there become those of the plan's noise.
+    """The norm c at which units are clipped now under `Adaptive`, and how sums cut there become those of the plan's
+    noise.
 
     The units' vectors have one more coordinate, the count, and norm c; times C / c they have norm C; noise is added;
     and times c / (C sqrt(1 - share^2)) the gradient is in its own units again. Nothing but released numbers enters

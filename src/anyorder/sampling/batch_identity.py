@@ -117,7 +117,7 @@ class BatchIdentity:
             found = found or next((k.batch for k in reversed(self._known) if k.tensor() is tensor), None)
         if found is None:
             raise TrainingError(
-                "use() must be given a batch as the loader handed it out, or one of its tensors, before it is copied "
+                "use() must be given a batch as the loader gave it, or one of its tensors, before it is copied "
                 "or changed"
             )
         self._waiting = [found]
@@ -215,7 +215,8 @@ class BatchIdentity:
             return self._waiting[0]
         if self._waiting:
             raise TrainingError(
-                "several batches were handed out and not used, and what the model was given shares memory with none "
+                "several batches were taken from the loader and not used, and what the model was given shares "
+                "memory with none "
                 f"of them: it cannot be told whose units its rows are. {_ADVICE}"
             )
         if self._called is None:
@@ -225,7 +226,7 @@ class BatchIdentity:
             )
         if self._called.used:
             raise TrainingError(
-                "the batch that was handed out last was already used by a backward pass: each unit is clipped once a "
+                "the last batch of the loader was already used by a backward pass: each unit is clipped once a "
                 "step; fetch the next batch from the loader. For inputs that are not of the batch (generated ones, the "
                 "generator's turn of a GAN) call model.eval() before and model.train() after, or put several passes "
                 "over a batch into one module's forward"

@@ -220,7 +220,7 @@ class PrivateLoader:
         What shares memory with a batch is recognised without this, and so is a copy of the only batch that waits.
 
         Args:
-            batch: as the loader handed it out, or one of its tensors.
+            batch: as the loader gave it, or one of its tensors.
         Raises: TrainingError if it is not a batch of this loader.
         """
         self.identity.use(self.shown(batch))
@@ -378,7 +378,7 @@ class PrivateLoader:
         if batches is None:
             raise LoaderError(
                 f"a stream cannot be moved to batch {position}: only its source can. Let the IterableDataset begin "
-                "there; the ledger refuses units that come too early"
+                "there; the ledger refuses units that appear too early"
             )
         if position and not batches.order.repeatable:
             raise LoaderError(

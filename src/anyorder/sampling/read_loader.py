@@ -170,7 +170,7 @@ def _of_random(sampler: RandomSampler, by_epoch: bool = False) -> Stream:
         return lambda epoch: shuffler.order(epoch)[:size], shuffler
 
     if size <= total:
-        words = _ANEW if size == total else f"{size} of {total} without replacement, drawn anew in each epoch"
+        words = _ANEW if size == total else f"{size} of {total} without replacement, drawn again in each epoch"
         return Stream("shuffled", words, size, total, f"that of {type(sampler).__name__}" if by_epoch else _ANEW, draw)
 
     def together(step: int) -> int:
@@ -505,7 +505,7 @@ def check_ranks(order: Order) -> None:
     world = torch.distributed.get_world_size()
     if order.ranks == 1 < world:
         raise LoaderError(
-            f"each of the {world} ranks would hand out the whole data set, every example {world} times an epoch; use "
+            f"each of the {world} ranks would give out the whole data set, every example {world} times an epoch; use "
             f"a DistributedSampler, {_EXPLICIT}"
         )
     if order.ranks != world:

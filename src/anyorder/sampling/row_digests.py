@@ -152,7 +152,7 @@ class ExampleDigests:
         if self._changed(before)[0]:
             raise LoaderError(
                 "the rows of the data set are not those of the epoch before: dataset[i] is another example now. The "
-                "claim counts how often an example comes by its index. Keep the data set as it is and let the loader "
+                "claim counts how often an example appears by its index. Keep the data set as it is and let the loader "
                 f"shuffle; or {_KEYS}"
             )
         if self._is_kept and began is not None:
@@ -171,7 +171,7 @@ class ExampleDigests:
         if changed:
             problem = CheckpointError(
                 "the rows of the data set are not those with which this run began: dataset[i] is another example than "
-                "it was. The claim counts how often an example comes by its index, and would not hold. Resume with "
+                "it was. The claim counts how often an example appears by its index, and would not hold. Resume with "
                 "the data set as it was, in its order (the error's `changed` says how many rows differ, to you alone); "
                 "or begin a new run with a plan of its own, whose epsilon adds to this one's: ao.compose, ao.Budget"
             )

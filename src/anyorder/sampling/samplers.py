@@ -62,7 +62,7 @@ class _KeyedSampler(Sampler[int]):
 class FixedOrderSampler(_KeyedSampler):
     """Shuffles once and keeps the order in every epoch.
 
-    A unit then comes back after exactly one epoch, so the plan's participation is `FixedOrder`, which needs less
+    A unit then appears again after exactly one epoch, so the plan's participation is `FixedOrder`, which needs less
     noise than an order that is shuffled anew (`EpochShuffle`), where last and first steps of epochs may meet.
 
     Args:
@@ -82,7 +82,7 @@ class FixedOrderSampler(_KeyedSampler):
 
 
 class EpochShuffleSampler(_KeyedSampler):
-    """Shuffles anew in each epoch; the order is a pure function of the seed and the epoch.
+    """Shuffles again in each epoch; the order is a pure function of the seed and the epoch.
 
     Args:
         data: the data set, or its size.

@@ -27,13 +27,14 @@ __all__ = ["bounded_parts", "bounded_rows"]
 
 
 def bounded_rows(rows: Any, values: Any, units: Iterable[Any], clip_norm: float) -> tuple[Any, Any]:
-    """The sum over units of each unit's rows of a table, cut to L2 norm clip_norm: what `LazyTable.rows` takes.
+    """The sum over units of each unit's rows of a table, clipped to L2 norm clip_norm: what `LazyTable.rows` takes.
 
         sum over units u of  g_u min(1, clip_norm / ||g_u||),    g_u: zeros, plus the values of u at their rows
 
     It is `bounded_sum` of a whole table, without the table: rows that a unit gives several times are added up first.
-    **For a release of this one table alone.** A unit that is also in another table or in the dense total, cut there on
-    its own, would have norm up to sqrt(2) clip_norm, and the claim would be too small: `bounded_parts` cuts over all.
+    **For a release of this one table alone.** A unit that is also in another table or in the dense total, clipped
+    there on its own, would have norm up to sqrt(2) clip_norm, and the claim would be too small: `bounded_parts` clips
+    over all.
 
     Args:
         rows: (m,) which row of the table each gradient is of, integers from 0, a NumPy array or torch tensor.
@@ -59,7 +60,7 @@ def bounded_rows(rows: Any, values: Any, units: Iterable[Any], clip_norm: float)
 def bounded_parts(
     dense: tuple[Any, Iterable[Any]] | None, tables: Sequence[tuple[Any, Any, Iterable[Any]]], clip_norm: float
 ) -> tuple[Any, list[tuple[Any, Any]]]:
-    """The sums over units of a step with several parts, each unit cut once over all of them: for `Release.step`.
+    """The sums over units of a step with several parts, each unit clipped once over all of them: for `Release.step`.
 
         sum over units u of  g_u min(1, clip_norm / ||g_u||),    ||g_u||^2 = ||dense part of u||^2 + sum over tables of
                                                                              ||rows of u in the table||^2

@@ -373,7 +373,7 @@ class LazyTable:
 
     @property
     def kept(self) -> int:
-        """Arrays of the table's size that are kept beside it."""
+        """Arrays of the table's size that are kept next to it."""
         return self._late.kept
 
     def read(self, ids: Tensor) -> Tensor:
@@ -407,9 +407,9 @@ class LazyTable:
         Args:
             rows: (k,) distinct row numbers, those that units of the step touch; perhaps none.
             values: (k, width) sums over units, float32 or float64, an array or a tensor; they are copied. A unit's
-                vector, here and in the rest of the step's total, has norm at most `clip_norm`: cut part by part it has
-                not. `anyorder.sparse.bounded_parts` makes such sums, `bounded_rows` where one table is all there is.
-        Raises: ArgumentError for rows or values that do not fit or are not finite; see `Release` on the latter.
+                vector, here and in the rest of the step's total, has norm at most `clip_norm`: clipped part by part it
+                has not. `anyorder.sparse.bounded_parts` makes such sums, `bounded_rows` where one table is all there
+        is. Raises: ArgumentError for rows or values that do not fit or are not finite; see `Release` on the latter.
         """
         asked = Rows.fitting(rows, values, self.num_rows, self.width)
         return LazyRows(self, asked.rows, asked.values)
@@ -418,7 +418,7 @@ class LazyTable:
         """The next step of a release of size 0 with no other table; see `Release.step` and `rows`."""
         if self._release.size:
             raise ArgumentError(
-                f"the release has {self._release.size} coordinates beside the table: give both to "
+                f"the release has {self._release.size} coordinates in addition to the table: give both to "
                 "release.step(units, total, tables=[table.rows(rows, values)])"
             )
         self._release.step(units, np.zeros(0, np.float32), [self.rows(rows, values)])

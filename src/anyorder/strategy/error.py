@@ -110,7 +110,9 @@ def _by_columns(strategy: Strategy, scales: Floats | None, workload: Workload) -
 
 
 def rmse(strategy: Strategy, workload: Workload, participation: Participation) -> float:
-    """The root mean square error over all iterates: sens * || A K ||_F / sqrt(n).  [Denisov et al. 2022, Eq. 2]"""
+    """The root mean square error over the weights during training: sens * || A K ||_F / sqrt(n).  [Denisov et al.
+    2022, Eq. 2]
+    """
     return _sens(strategy, participation) * math.sqrt(row_variances(strategy, workload).mean())
 
 

@@ -57,7 +57,7 @@ class BandedLowRank(Strategy):
         if (self.bands[:, 0] <= 0).any():
             raise ArgumentError(f"bands[:, 0], the diagonal, must be above 0, got {self.bands[:, 0].min()!r}")
         if self.bands[np.arange(p) > np.arange(n)[:, None]].any():
-            raise ArgumentError("bands[t, l] must be 0 where l > t: those entries lie beside the matrix")
+            raise ArgumentError("bands[t, l] must be 0 where l > t: those entries lie outside the matrix")
 
     @classmethod
     def approximate(cls, strategy: Strategy, *, num_bands: int, rank: int, sweeps: int = SWEEPS) -> "BandedLowRank":

@@ -43,8 +43,8 @@ def lower_bound(
       `patterns.describes_all`; for MinSeparation, EpochShuffle and mixed known orders over some of their patterns.
     - larger n, Toeplitz A, constant distances: V equal over the steps of an epoch, and || A V^1/2 ||_* from below by
       <U, A V^1/2> with U block-circulant, whose symbol is a polar factor: fast Fourier transforms, 5 to 8 % low.
-    - larger n otherwise: (1) for units that come at every q-th step only, with rows of A averaged over q: the lower by
-      about ln(q)/pi per participation. "max" falls back on "mean".
+    - larger n otherwise: (1) for units that appear at every q-th step only, with rows of A averaged over q: the lower
+      by about ln(q)/pi per participation. "max" falls back on "mean".
 
     Args:
         workload, participation: with the same n.
@@ -147,7 +147,7 @@ def _correlations(a: Floats, k: int, distance: int) -> Floats:
 
 
 def _coarse_bound(workload: Workload, distance: int) -> float:
-    """(1) for units that come at steps 0, q, 2q, .. only, and rows of A averaged over q steps, which lowers norms."""
+    """(1) for units that appear at steps 0, q, 2q, .. only, and rows of A averaged over q steps, which lowers norms."""
     n = workload.n
     per_epoch = min(distance, max(1, (_COARSE * distance) // n))
     q = -(-distance // per_epoch)

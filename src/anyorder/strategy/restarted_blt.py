@@ -39,7 +39,7 @@ class RestartedBLT(Strategy):
 
     A unit that takes part once in each epoch, anywhere, has sens^2 = sum of share^2 exactly: nothing is lost to steps
     that are last in one epoch and first in the next. What is lost is the correlation between epochs; the row
-    total 1^T, a noisy sum of the whole epoch, keeps what all later iterates carry on small, as the root of a completed
+    total 1^T, a noisy sum of the whole epoch, keeps what all later weights carry on small, as the root of a completed
     tree does.
 
     Noise: with v = T^-T 1, gamma = total^2 / (1 + total^2 |v|^2), S_t = 1 - gamma sum_{i < t} v_i^2 the Cholesky factor

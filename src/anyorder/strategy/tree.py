@@ -180,7 +180,7 @@ class Tree(Combination):
         restarts: steps 0 < r < n, increasing, at which a fresh tree begins. The noise of the last prefix before
             stays in all later prefixes.
         completion: whether the block before each restart is completed; one bool, or one for each restart.
-        regenerate: keep nothing between steps, and make every row anew when it is needed.
+        regenerate: keep nothing between steps, and make every row again when it is needed.
     """
 
     def __init__(

@@ -431,7 +431,7 @@ class Training:
 
     @property
     def clip_norm(self) -> float:
-        """The norm at which gradients are cut now."""
+        """The norm at which gradients are clipped now."""
         return self.release.clip_norm * self._gradient_share
 
     @property
@@ -466,7 +466,7 @@ class Training:
             )
 
     def skip(self) -> None:
-        """Leave out the batch that was handed out last; see `PrivacyEngine.skip`."""
+        """Leave out the last batch of the loader; see `PrivacyEngine.skip`."""
         self._on_each(self._skip, f"engine.skip() at step {self.release.ledger.step}")
 
     def _skip(self) -> None:
@@ -1055,7 +1055,8 @@ def refuse_scale(optimizer: Any, kwargs: dict[str, Any]) -> None:
         scaled |= vars(optimizer).pop(name, None) is not None
     if scaled:
         raise TrainingError(
-            "a GradScaler takes this step: it scales the loss, and units would be cut at clip_norm over that scale. "
+            "a GradScaler takes this step: it scales the loss, and units would be clipped at clip_norm over that "
+            "scale. "
             "Leave it out, or make it with enabled=False: with torch.autocast in bfloat16 no scaling is needed"
         )
 
@@ -1274,7 +1275,7 @@ class PrivacyEngine:
     Args:
         plan: what to run.
         checkpoint: file for `save`; where it exists, `make_private` resumes from it. Its folder must exist. From
-            `make_private` on, a journal beside it records every step before its release, and keeps other runs away.
+            `make_private` on, a journal next to it records every step before its release, and keeps other runs away.
         key: 32 bytes for reproducible tests. In use, leave it out: the key then comes from the operating system, and
             a run whose key is known has no privacy.
         start_over: begin again, with a new key, where the run of this checkpoint took steps and cannot go on: see
@@ -1328,7 +1329,7 @@ class PrivacyEngine:
 
         Args:
             model: any module that treats the examples of a batch separately; its first dimension is the batch.
-            optimizer: any torch optimizer over parameters of `model`; the same object comes back. Trainable parameters
+            optimizer: any torch optimizer over parameters of `model`; the same object is returned. Trainable parameters
                 that it does not hold are left out of clipping, noise and size, and are frozen from here on.
             loader: a DataLoader. Its order must be one that the plan covers. With `unit`, any iterable of batches.
                 Where the plan's order is made by secret draws, it names the examples, and the batches are drawn here.
@@ -1336,12 +1337,12 @@ class PrivacyEngine:
                 unit: a field name of dict batches, a position in tuple batches, or a function from the batch to a
                 sequence of keys; the plan's unit says whom it names.
             loss_reduction: how the loss joins examples: "mean" or "sum".
-            accumulate: batches (micro-batches) that make up one optimizer step. A step of a secret order is cut into as
-                many, however many examples were drawn.
+            accumulate: batches (micro-batches) that make up one optimizer step. A step of a secret order is divided
+                into as many, however many examples were drawn.
             micro_batch: of a secret order, the rows of each of them: where fewer were drawn, it is filled up by rows
                 that count for nothing. Where more were than all micro-batches of a step hold, they are larger.
             chunk_size: examples whose gradients are in memory at once; None chooses.
-            rule: how a unit's gradient is cut to the clip norm: `Flat()` if None, `PerGroup(..)`, `Automatic(..)`,
+            rule: how a unit's gradient is clipped to the clip norm: `Flat()` if None, `PerGroup(..)`, `Automatic(..)`,
                 `Adaptive(..)`.
             non_finite: "zero": a unit whose gradient is NaN or infinite adds exactly zero, and nothing tells of it.
                 "refuse": backward raises NonFiniteError, which says how many there are. That is a release that no
@@ -1363,7 +1364,7 @@ class PrivacyEngine:
                 that are examples, from a loader that collates them. Cost: some 20 microseconds for each example.
             released: metrics of training, such as the loss, that are released with each gradient: `ao.Metrics`. Then
                 `measure` is called in each batch, and `metrics` has what came out.
-        Returns: the private model, the optimizer, and a loader that hands out the same batches. For type checkers they
+        Returns: the private model, the optimizer, and a loader that gives the same batches. For type checkers they
             have the types of what was given, so that a loop stays as it was; in truth they are a `PrivateModule` and a
             `PrivateLoader`, which `engine.model` and `engine.loader` are for type checkers too.
         Warns: OptimizerWarning where parameters are frozen because the optimizer does not hold them; and where the
@@ -1477,7 +1478,7 @@ class PrivacyEngine:
         return self.training.measuring.released
 
     def skip(self) -> None:
-        """Leave out the batch that was handed out last; then call `optimizer.step()` as always.
+        """Leave out the last batch of the loader; then call `optimizer.step()` as always.
 
             for x, y in loader:
                 optimizer.zero_grad()
@@ -1518,7 +1519,7 @@ class PrivacyEngine:
 
     @property
     def clip_norm(self) -> float:
-        """The norm at which gradients are cut now. With `Adaptive` it moves, by what was released: it is public.
+        """The norm at which gradients are clipped now. With `Adaptive` it moves, by what was released: it is public.
 
         With `released=` it is the part of the plan's that metrics leave.
         """
@@ -1547,8 +1548,8 @@ class PrivacyEngine:
     def save(self, extra: dict[str, Any] | None = None) -> None:
         """Write the checkpoint: one file, replaced atomically. All ranks call it, and the first one writes.
 
-        The file holds the noise key: whoever has it can remove the noise. Steps after the last save are repeated when
-        the run is resumed, and must come out bit for bit as they were: save often.
+        The file holds the noise key: anyone who has it can remove the noise. Steps after the last save are repeated
+        when the run is resumed, and must come out bit for bit as they were: save often.
 
         Args:
             extra: tensors and plain values of the user's own, found in `engine.extra` after a resume.

@@ -33,7 +33,7 @@ class FTRL(torch.optim.Optimizer):
     `.grad` is the private gradient g_t of the step. Its noise is the increment b_t - b_{t-1} of the noise b_t in the
     prefix sum, so s_t is the noisy prefix sum itself.
 
-    With a constant `lr` the iterates are those of `torch.optim.SGD(lr, momentum)` on the same gradients [Theorem B.1,
+    With a constant `lr` the weights are those of `torch.optim.SGD(lr, momentum)` on the same gradients [Theorem B.1,
     and by sum_{u<=t} m_u = v_t for the momentum m_u of SGD], and 1/lr is the paper's lambda. They differ under a
     learning-rate schedule: `lr` multiplies the whole sum, past gradients too, so a decay to 0 brings the parameters
     back to theta_0, while SGD's decay lets them come to rest.

@@ -76,7 +76,8 @@ def stages(of: Iterable[Stage]) -> Course:
 
 
 def weighted(workload: Workload, weights: ArrayLike) -> Workload:
-    """The same workload with its rows multiplied by (n,) weights: which iterates matter, and how much.
+    """The same workload with its rows multiplied by (n,) weights: which of the weights during training matter, and how
+    much.
 
     Weights (0, .., 0, 1): the last alone, as where nobody sees those before it.
 

@@ -75,10 +75,10 @@ class Course(Workload):
     by the largest of their block, so that its error is that of learning rate 1. Without momentum torch leaves the
     velocity of an earlier stage as it is, and a later stage with momentum goes on from there: so does A.
 
-    Iterates of different parameters cannot be compared. The rows of a block are multiplied by one number, such that
+    Weights of different parameters cannot be compared. The rows of a block are multiplied by one number, such that
     a block of k steps has k^2 of the squared error of independent noise: then noise that is equal at every step is the
     best of all that differs from block to block, and no block pays for another. The numbers are divided by that of the
-    longest block, whose iterates the error of the plan counts as they are.
+    longest block, whose weights the error of the plan counts as they are.
 
     Attributes:
         stages: in the order of the run.

@@ -236,7 +236,7 @@ def method_named(
     """The method of these words. Raises: ArgumentError."""
     if type(method) in (Pld, Deterministic, MonteCarlo):
         if samples is not None or failure is not None:
-            raise ArgumentError("samples and failure must be in the MonteCarlo that is given, not beside a method")
+            raise ArgumentError("samples and failure must be in the MonteCarlo that is given, not next to a method")
         found: Method = method
         return found
     checks.choice("method", method, _WORDS)

@@ -234,7 +234,7 @@ def public_bins(reached: Reached) -> Iterator[None]:
 
 @contextmanager
 def bins_in_each_epoch(reached: Reached) -> Iterator[None]:
-    """Bins are drawn anew in each epoch, where the claim is for bins that stay."""
+    """Bins are drawn again in each epoch, where the claim is for bins that stay."""
     real = Draws.step
 
     def step(self: Any, t: int) -> Any:

@@ -102,7 +102,7 @@ class FrontEnd:
             makes its sums by that function: the seam by which wrong sums are planted. None: these faults are excused.
         sampled: carries out a trial of Poisson sampling: given a `SampledTrial`, the released rows. None: excused.
         bins: carries out a trial of balls in bins: given a `BinsTrial`, the released rows. None: it takes no such plan.
-        faults: its own, beside those that all front ends are given.
+        faults: its own, in addition to those that all front ends are given.
         excuses: name of a fault that it cannot have -> why, in words.
         strategies: n -> C; the honest run is audited under each of them, the faults under the first.
     Raises: ArgumentError for an excuse of no fault, or without words.

@@ -38,7 +38,7 @@ def _shortened(vectors: Floats, clip_norm: float) -> Floats:
 
 
 def clipped_after_averaging() -> Summing:
-    """The mean is cut, and not what each unit adds to it."""
+    """The mean is clipped, and not what each unit adds to it."""
 
     def total(vectors: Any, units: ArrayLike, clip_norm: float) -> Floats:
         rows, number = np.asarray(vectors, dtype=np.float64), max(len(np.unique(np.asarray(units))), 1)
@@ -59,7 +59,7 @@ def weighted_by_count() -> Summing:
 
 
 def clipped_by_rows() -> Summing:
-    """Each row is cut by itself: examples, where units were promised."""
+    """Each row is clipped by itself: examples, where units were promised."""
 
     def total(vectors: Any, units: ArrayLike, clip_norm: float) -> Floats:
         return np.asarray(_shortened(np.asarray(vectors, dtype=np.float64), clip_norm).sum(0))
@@ -68,7 +68,7 @@ def clipped_by_rows() -> Summing:
 
 
 def divided_by_who_came(batch_size: int) -> Summing:
-    """The mean is over the units that came, and not over the planned number."""
+    """The mean is over the units that appeared, and not over the planned number."""
 
     def total(vectors: Any, units: ArrayLike, clip_norm: float) -> Floats:
         ids, _, whole = _cut(vectors, units, clip_norm)

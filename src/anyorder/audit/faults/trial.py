@@ -61,11 +61,12 @@ def independent(n: int) -> Strategy:
 
 @dataclass(frozen=True)
 class Moved:
-    """A released row of a front end whose clip norm moves: units were cut at `clip_norm`, and the noise scaled with it.
+    """A released row of a front end whose clip norm moves: units were clipped at `clip_norm`, and the noise scaled
+    with it.
 
     Attributes:
         row: the mean in its own units.
-        clip_norm: at which units were cut in this step.
+        clip_norm: at which units were clipped in this step.
         scale: the noise in `row` times the divisor is that of the plan times scale, and what a unit adds divided by
             it is at most the plan's clip norm.
     """
@@ -186,7 +187,7 @@ class FaultTrial:
         return result
 
     def total(self, t: int, clip_norm: float) -> Floats:
-        """(size,) the sum of step t of vectors cut at clip_norm, by the equation, in float64."""
+        """(size,) the sum of step t of vectors clipped at clip_norm, by the equation, in float64."""
         units, rows = self._batches[t]
         result = np.zeros(self.size)
         for unit in np.unique(units):
@@ -197,7 +198,7 @@ class FaultTrial:
         return result
 
     def released(self, rows: Iterable[ArrayLike | Moved]) -> Released:
-        """What a front end gave, beside what it had to give.
+        """What a front end gave, and what it had to give.
 
         Raises: ArgumentError for rows of another shape, TrainingError for too few of them or too many.
         """
@@ -290,7 +291,7 @@ class BinsTrial:
         )  # fmt: skip
 
     def present(self, released: Iterable[ArrayLike]) -> tuple[NDArray[np.bool_], Released]:
-        """Who was in which step, (n, count); and the rows beside the sums that follow from that.
+        """Who was in which step, (n, count); and the rows next to the sums that follow from that.
 
         Raises: ArgumentError for rows of another shape, TrainingError for too few of them or too many.
         """

@@ -63,7 +63,7 @@ def client_mod(
         record: where the plan keeps the record on the device (`on_device=("record",)`): a function of the context that
             opens its `DeviceRecord`; the server then learns no name.
     Guarantee: the change's norm is at most the clip norm that the server told; one that is not finite, or that could
-        not be made, is zero. Whether and what the device answers beside it is no function of its data.
+        not be made, is zero. Whether and what the device answers besides is no function of its data.
     Raises: ArgumentError unless there is one of user and record. The mod raises TrainingError where the server's plan
         keeps its record elsewhere, or its message is none; Flower tells the server so, which goes on without this
         device.

@@ -224,7 +224,7 @@ class PrivateStrategy(flower.Strategy):
     goal, and all who answered are in it, also beyond the goal. Clients that are lost, answer late, twice, or for a user
     that the plan does not allow now, are left out and the round goes on; a message that is none is zeros. It reads no
     metric, loss, count of examples or word of an error, and returns and logs none; there is no evaluation on clients.
-    The clip norm in force and the round are told to the clients beside the parameters.
+    The clip norm in force and the round are told to the clients with the parameters.
 
     With a plan that trusts clipping to the devices (`on_device=("clipping",)`), sums are made under Flower's SecAgg+
     masks, of integers on the plan's grid, exactly; see docs/federated.md for what these masks are worth.

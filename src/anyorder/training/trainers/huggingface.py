@@ -359,7 +359,7 @@ class PrivateTrainerMixin:
         return example_losses(outputs, labels, smoothing)
 
     def example_metrics(self, outputs: Any, labels: Tensor, losses: Tensor) -> dict[str, Tensor]:
-        """{name: (B,) values} of the metrics that `released=` names; the loss. Override it for others beside it."""
+        """{name: (B,) values} of the metrics that `released=` names; the loss. Override it for further ones."""
         del outputs, labels
         return {"loss": losses}
 
@@ -377,7 +377,7 @@ class PrivateTrainerMixin:
         return [*samples, *({} for _ in range(missing))], None  # no count of the batch's tokens, which would couple
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
-        """A step whose loss is not handed on: what is printed would be a release that the plan does not cover."""
+        """A step whose loss is not passed on: what is printed would be a release that the plan does not cover."""
         if not inputs:
             return torch.zeros((), device=self.args.device)  # type: ignore[attr-defined]
         self._bound().loader.use(inputs)  # the Trainer fetches all micro-batches of a step before it copies them
@@ -477,7 +477,7 @@ class PrivateTrainer(PrivateTrainerMixin, _transformers.Trainer):  # type: ignor
     `load_best_model_at_end`, `metric_for_best_model`, EarlyStoppingCallback and schedules by a metric are refused. What
     code of your own logs is left out, unless it is `ao.Public`.
 
-    With `save_strategy`, the privacy state is saved in `output_dir` beside each checkpoint, and
+    With `save_strategy`, the privacy state is saved in `output_dir` next to each checkpoint, and
     `train(resume_from_checkpoint=True)` in a new trainer goes on from the last of them.
 
     A step is `gradient_accumulation_steps` micro-batches of `per_device_train_batch_size` examples. Where memory is

@@ -203,7 +203,7 @@ class PrivacyCallback(_lightning.pytorch.Callback):  # type: ignore[misc, name-d
         self.engine.flush()
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Save the privacy state beside Lightning's."""
+        """Save the privacy state next to Lightning's."""
         del trainer, pl_module, checkpoint
         if self._saves:
             self.engine.save()
