@@ -1,9 +1,12 @@
 """The command line: what it prints, writes and refuses, and with which exit code."""
 
+import contextlib
 import inspect
 import json
 import math
 import sys
+import time
+import warnings
 
 import numpy as np
 import pytest
@@ -11,6 +14,7 @@ import pytest
 pytest.importorskip("typer")
 pytest.importorskip("rich")
 
+from benchmarks import cli_page
 from typer.testing import CliRunner
 
 import anyorder
@@ -18,9 +22,11 @@ import processes
 from anyorder.__main__ import main
 from anyorder.accounting import poisson
 from anyorder.accounting.selection import Counts, Top, Uniform
-from anyorder.app import cli
+from anyorder.app import cli, waiting
 from anyorder.app.cli import app, plans, run, training, verification
+from anyorder.app.exits import MEANINGS, ExitCode
 from anyorder.app.job import Settings
+from anyorder.app.verdict_page import EXIT_CODES
 from anyorder.formatting import rounded_up
 from anyorder.participation import EpochShuffle
 from anyorder.plan.plan import Plan
@@ -28,12 +34,14 @@ from anyorder.plan.planner import plan_at_sigma
 from plans import flat_plan
 
 SIZES = ["--dataset-size", "2000", "--batch-size", "100", "--epochs", "3"]
+AT = [*SIZES, "--delta", "1e-5"]
 TRAIN = ["train", "--epsilon", "8", "--mechanism", "tree", "--epochs", "1", "--batch-size", "480"]
 
 
 @pytest.fixture(autouse=True)
 def _no_cache(monkeypatch):
     monkeypatch.setenv("ANYORDER_CACHE", "off")
+    monkeypatch.setattr(waiting, "_SECONDS", 3600.0)  # on a machine that is busy
 
 
 def invoke(*arguments):
@@ -177,7 +185,7 @@ def test_an_interrupted_run_says_how_to_go_on(tmp_path, monkeypatch):
 
 def test_plan_as_json_is_the_plan(tmp_path):
     outcome = invoke(
-        "plan", *SIZES, "--epsilon", "4", "--order", "fixed", "--mechanism", "tree", "--momentum", "0.9", "--json",
+        "plan", *AT, "--epsilon", "4", "--order", "fixed", "--mechanism", "tree", "--momentum", "0.9", "--json",
         "--save", tmp_path / "plan.json", "--plot", tmp_path / "noise.png",
     )  # fmt: skip
     assert outcome.exit_code == 0, outcome.output
@@ -195,7 +203,7 @@ def test_plan_as_json_is_the_plan(tmp_path):
 def test_plan_takes_a_selection_in_words(tmp_path):
     for words, expected in (("counts:5:0.2", Counts(5.0, share=0.2)), ("top:30", Top(30)), ("uniform:9", Uniform(9))):
         file = tmp_path / "plan.json"
-        outcome = invoke("plan", *SIZES, "--epsilon", "4", "--selection", words, "--save", file)
+        outcome = invoke("plan", *AT, "--epsilon", "4", "--selection", words, "--save", file)
         assert outcome.exit_code == 0, outcome.output
         assert "selection" in outcome.stdout
         found = Plan.load(file)
@@ -228,12 +236,12 @@ def test_plan_compares_mechanisms(monkeypatch):
 
 def test_epsilon_tells_the_truth_and_what_would_be_printed_elsewhere():
     for order in ("shuffled", "sequential"):
-        shown = invoke("epsilon", *SIZES, "--noise-multiplier", "1", "--order", order)
+        shown = invoke("epsilon", *AT, "--noise-multiplier", "1", "--order", order)
         assert shown.stdout.startswith("mu = 1.733 (Gaussian DP), which is epsilon = 8.386 at delta = 1e-05")
         assert "1 % of those who took no part finds at most 27.7 % of those who did" in shown.stdout
         assert "would print 2.857" in shown.stdout
         assert "does not hold" in shown.stdout
-    described = json.loads(invoke("epsilon", *SIZES, "--noise-multiplier", "1", "--json").stdout)
+    described = json.loads(invoke("epsilon", *AT, "--noise-multiplier", "1", "--json").stdout)
     assert described["epsilon"] == pytest.approx(8.3854, abs=1e-4)
     assert described["mu"] == pytest.approx(3**0.5)
     assert described["poisson_epsilon"] == pytest.approx(2.857, abs=0.002)
@@ -241,10 +249,10 @@ def test_epsilon_tells_the_truth_and_what_would_be_printed_elsewhere():
 
 
 def test_epsilon_of_a_sampled_run_and_of_a_tree():
-    sampled = invoke("epsilon", *SIZES, "--noise-multiplier", "1", "--order", "poisson")
+    sampled = invoke("epsilon", *AT, "--noise-multiplier", "1", "--order", "poisson")
     assert sampled.stdout.startswith("epsilon = 2.857")
     assert "does not hold" not in sampled.stdout
-    tree = json.loads(invoke("epsilon", *SIZES, "--noise-multiplier", "4", "--mechanism", "tree", "--json").stdout)
+    tree = json.loads(invoke("epsilon", *AT, "--noise-multiplier", "4", "--mechanism", "tree", "--json").stdout)
     plan = anyorder.plan(dataset_size=2000, batch_size=100, epochs=3, mechanism="tree", noise_multiplier=4, delta=1e-5)
     assert tree["mu"] == pytest.approx(plan.mu)
     assert tree["poisson_epsilon"] is None
@@ -476,7 +484,7 @@ def test_version_and_help():
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
 def test_the_help_of_all_commands_says_what_each_says_of_itself(name):
-    stood_for, own = cli.COMMANDS[name][1], cli.load_command(name)
+    stood_for, own = cli.COMMANDS[name][2], cli.load_command(name)
     assert " ".join(own.help.split("\n\n")[0].split()) == stood_for
     assert own.name == name
 
@@ -499,8 +507,14 @@ def test_every_command_names_its_default_order_and_they_agree():
     ("arguments", "phrase"),
     [
         (["epsilon", "--noise-multiplier", "much"], "--noise-multiplier"),
-        (["plan"], "Missing option"),
-        (["trian"], "No such command"),
+        (["plan"], "anyorder: Missing options --dataset-size, --batch-size. See anyorder plan --help\n"),
+        (
+            ["plan", "--epochs", "x", "--quickly"],
+            "'--quickly'; Invalid value for '--epochs': 'x' is not a valid integer; M",
+        ),
+        (["audit", "canaries"], "Missing option --text. See anyorder audit canaries --help"),
+        (["verify"], "Missing argument FILES. See"),
+        (["trian"], "No such command 'trian'. Did you mean 'train'? See anyorder --help"),
         (["verify", "file", "--quickly"], "No such option"),
     ],
 )
@@ -512,6 +526,61 @@ def test_bad_usage_is_one_line_and_2(arguments, phrase, capsys):
     assert captured.out == ""
     assert phrase in captured.err
     assert captured.err.count("\n") == 1
+
+
+def test_the_first_command_is_check_and_all_that_print_results_print_json():
+    assert next(iter(cli.COMMANDS)) == "check"
+    for name in cli.COMMANDS:
+        command = cli.load_command(name)
+        for one in getattr(command, "commands", {name: command}).values():
+            assert "--json" in {opt for parameter in one.params for opt in parameter.opts}, one.name
+
+
+def test_the_page_of_the_command_line_is_as_the_commands_are():
+    text = cli_page.PAGE.read_text()
+    assert cli_page.page(text) == text, "python -m benchmarks.cli_page"
+    by_hand = text[: text.index("\n## Reference\n")].split()
+    assert len(by_hand) <= 1200
+    assert set(EXIT_CODES.values()) | {ExitCode.USAGE, ExitCode.STOPPED} == set(ExitCode) == set(MEANINGS)
+
+
+def test_a_shell_completes_commands_and_their_options(monkeypatch, capsys):
+    monkeypatch.setenv("_ANYORDER_COMPLETE", "complete_bash")
+    for words, found in (("anyorder pl", "plan\nplanner"), ("anyorder plan --ep", "--epochs\n--epsilon")):
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
+        with contextlib.suppress(SystemExit):
+            run([])
+        assert capsys.readouterr().out.strip() == found
+
+
+def test_in_a_pipe_progress_is_a_line_now_and_then(monkeypatch, capsys):
+    monkeypatch.setattr(waiting, "_SECONDS", 0.01)
+    with waiting.Wait("thinking") as wait:
+        wait.update("planning order fixed")
+        time.sleep(0.1)
+    bar = waiting.Steps()
+    with bar:
+        task = bar.add_task("", total=40)
+        for step in range(41):
+            bar.update(task, completed=step)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    lines = captured.err.splitlines()
+    assert lines[0] == "anyorder: planning order fixed"
+    assert lines[1].startswith("anyorder: planning order fixed (")
+    assert [line for line in lines if "of 40" in line] == [f"anyorder: {n} of 40 steps" for n in range(4, 41, 4)]
+
+
+def test_a_warning_is_one_line(monkeypatch, capsys):
+    sizes = ["--dataset-size", "20", "--batch-size", "10", "--noise-multiplier", "1", "--mechanism", "independent"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        assert run(["plan", *sizes, "--delta", "0.1", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err.startswith("anyorder: warning: delta 0.1 is above one over the 20 units")
+    assert captured.err.count("\n") == 1
+    assert json.loads(captured.out)["plan"]["delta"] == 0.1
 
 
 @pytest.mark.parametrize("package", ["typer", "rich"])

@@ -12,11 +12,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import anyorder as ao
 from anyorder.accounting.gaussian import NEIGHBOURS
-from anyorder.errors import ArgumentError, LoaderError, PlanError
+from anyorder.errors import ArgumentError, LoaderError, NoiseWarning, PlanError
 from anyorder.noise import NoiseSource
 from anyorder.optimize import choose, fit
 from anyorder.optimize.candidates import rows_touched
-from anyorder.participation import BallsInBins, EpochShuffle, FixedOrder, PoissonSampling
+from anyorder.participation import BallsInBins, EpochShuffle, FixedOrder, PoissonSampling, SingleEpoch
 from anyorder.participation.registry import WORDS, OrderWord
 from anyorder.plan import options
 from anyorder.plan.planner import plan_at_sigma, with_budget
@@ -294,11 +294,11 @@ def test_secure_words_are_exact_or_refused():
 
 KEYWORDS = [
     "loader", "dataset_size", "batch_size", "epochs", "order", "optimizer", "mechanism", "epsilon", "delta",
-    "noise_multiplier", "clip_norm", "unit", "neighbours", "limits",
+    "noise_multiplier", "risk", "clip_norm", "unit", "neighbours", "limits",
 ]  # fmt: skip
 
 
-def test_a_plan_has_fourteen_keywords_whose_words_are_those_of_the_package():
+def test_a_plan_has_fifteen_keywords_whose_words_are_those_of_the_package():
     assert list(inspect.signature(ao.plan).parameters) == KEYWORDS
     assert get_args(OrderWord) == tuple(WORDS)
     assert set(get_args(options.Neighbours)) == set(NEIGHBOURS)
@@ -338,3 +338,22 @@ def test_nothing_is_printed(capsys):
     small(mechanism="tree")
     ao.compare(["fixed", "shuffled"], dataset_size=40, batch_size=10, epochs=2, epsilon=2, delta=1e-5)
     assert capsys.readouterr() == ("", "")
+
+
+def test_delta_follows_the_number_of_units_and_one_above_it_is_warned_of():
+    """Never above a tenth of 1 / n; of users, where the loader says who they are; refused where nobody knows n."""
+    sizes = {"batch_size": 10, "epochs": 1, "noise_multiplier": 1.0, "mechanism": "independent"}
+    for n, delta in ((10, 0.01), (30, 0.003), (1797, 5e-5), (60_000, 1e-6)):
+        plan = ao.plan(dataset_size=n, **sizes)
+        assert plan.delta == delta <= 0.1 / n
+        assert "the default" in dict(plan.facts())["delta"]
+        assert "delta" not in dict(replace(plan, delta=delta / 2).facts())
+    owners = DataLoader(TensorDataset(torch.arange(100) % 10, torch.zeros(100, 1)), batch_size=10)
+    by_user = {"loader": owners, "unit": 0, "epochs": 1, "epsilon": 4.0}
+    assert ao.plan(**by_user).delta == 0.01
+    with pytest.raises(ArgumentError, match="delta must be given where the number of units is not known"):
+        ao.plan(order=SingleEpoch(3), batch_size=2, epsilon=1)
+    ao.plan(**by_user, delta=0.1)
+    for more in ({**by_user, "delta": 0.11}, {"dataset_size": 50, **sizes, "delta": 0.03}):
+        with pytest.warns(NoiseWarning, match="above one over the .* Take delta 0.0"):
+            ao.plan(**more)

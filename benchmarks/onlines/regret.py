@@ -292,7 +292,7 @@ def _pairs() -> Iterator[tuple[str, int, int, float, float]]:
 
 
 def tables() -> Iterator[tuple[str, str, list[str]]]:
-    """For docs/regret.md."""
+    """For docs/compared.md."""
     lines = [
         "| stream | mechanism | slope in | measured | the bound's | largest share of the bound |",
         "|---|---|---|---|---|---|",
@@ -302,10 +302,10 @@ def tables() -> Iterator[tuple[str, str, list[str]]]:
         f"| {x.share:.2f} |"
         for x in slopes()
     ]
-    yield "regret.md", "slopes", lines
+    yield "compared.md", "slopes", lines
     head = ["| | " + " | ".join(f"{multiple:g}" for multiple in MULTIPLES) + " |", "|---" * (len(MULTIPLES) + 1) + "|"]
     body = [f"| {m} | " + " | ".join(f"{regret:.4f}" for _, regret in _by_multiple(m)) + " |" for m in ("tree", "blt")]
-    yield "regret.md", "multiples", head + body
+    yield "compared.md", "multiples", head + body
     lines = ["| mechanism | n | d | two sums | generic | generic / two sums |", "|---|---|---|---|---|---|"]
     lines += [f"| {m} | {n} | {d} | {ours:.4f} | {peer:.4f} | {peer / ours:.2f} |" for m, n, d, ours, peer in _pairs()]
-    yield "regret.md", "squares", lines
+    yield "compared.md", "squares", lines

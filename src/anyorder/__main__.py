@@ -4,24 +4,25 @@ import sys
 from importlib.util import find_spec
 from typing import NoReturn
 
+from anyorder.app.exits import ExitCode
 from anyorder.app.version import version_lines
 
 __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the command line; leaves with 0 (ok), 1 (a verification or a run failed), 2 (bad usage) or 130 (stopped)."""
+    """Run the command line; leaves with an `anyorder.app.exits.ExitCode`."""
     try:
         _main()
     except KeyboardInterrupt:  # while modules load, or in a command that has nothing to go on with
         print("anyorder: stopped", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(ExitCode.STOPPED)
 
 
 def _main() -> NoReturn:
     if sys.argv[1:] == ["--version"]:  # without the command line's own packages
         print(version_lines())
-        sys.exit(0)
+        sys.exit(ExitCode.OK)
     if find_spec("typer") is None or find_spec("rich") is None:
         from anyorder import checks
         from anyorder.errors import MissingDependencyError
@@ -31,7 +32,7 @@ def _main() -> NoReturn:
                 checks.optional(package, extra="cli", purpose="the command line")
         except MissingDependencyError as problem:
             print(f"anyorder: {problem}", file=sys.stderr)
-            sys.exit(2)
+            sys.exit(ExitCode.USAGE)
     from anyorder.app.cli import run
 
     sys.exit(run())

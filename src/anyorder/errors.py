@@ -97,7 +97,7 @@ class CheckpointWarning(UserWarning):
 
 
 class NoiseWarning(UserWarning):
-    """The noise is right, and made in a slow way."""
+    """The noise is what the plan says, and is made in a slow way, or the plan's delta leaves its promise empty."""
 
 
 class ClippingWarning(UserWarning):

@@ -35,8 +35,8 @@ def data(sources=N):
 class Training:
     """Two epochs of a model of 42 weights; what differs is put in its place."""
 
-    def __init__(self, *, epsilon=None, noise=1.0, generator=None, **options):
-        self.plain = nn.Linear(20, 2)
+    def __init__(self, model=None, *, epsilon=None, noise=1.0, generator=None, **options):
+        self.plain = nn.Linear(20, 2) if model is None else model
         self.sgd = torch.optim.SGD(self.plain.parameters(), lr=0.1)
         self.engine, self.criterion = opacus.PrivacyEngine(accountant="rdp"), F.cross_entropy
         given = {
@@ -246,11 +246,72 @@ def drawn_from_a_known_seed():
     Training(generator=torch.Generator().manual_seed(3)).run()
 
 
+def pretrained():
+    """Without noise, on the same data, which no loader handed out."""
+    training, (x, y) = Training(), data().tensors
+    for _ in range(5):
+        training.plain.zero_grad()
+        F.cross_entropy(F.linear(x, training.plain.weight, training.plain.bias), y).backward()
+        training.sgd.step()
+    training.run()
+
+
+def weights_by_hand():
+    """The noise that was added is taken off the weights again."""
+    training = Training()
+
+    def step():
+        training.optimizer.step()
+        with torch.no_grad():
+            for p in training.optimizer.params:
+                p += 0.1 * (p.grad - p.summed_grad / 10)
+
+    training.run(step)
+
+
+def hooked():
+    """The gradients are put back by a hook that runs after all that is watched."""
+    training = Training()
+
+    def put_back(*_):
+        for p in training.optimizer.params:
+            p.grad = p.summed_grad / 10
+
+    training.sgd.register_step_pre_hook(put_back)
+    training.run()
+
+
+def ghost_and_a_plain_loss():
+    training = Training(grad_sample_mode="ghost")
+    for x, y in training.loader:
+        training.optimizer.zero_grad()
+        training.criterion(training.model(x), y).backward()
+        (0.05 * F.cross_entropy(F.linear(x, training.plain.weight, training.plain.bias), y, reduction="sum")).backward()
+        training.optimizer.step()
+
+
+class Twice(nn.Module):
+    """The forward pass reads a weight besides in its layer: ghost norms are the layer's alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.head = nn.Linear(20, 20, bias=False), nn.Linear(20, 2)
+
+    def forward(self, x):
+        return self.head(F.linear(self.layer(x), self.layer.weight))
+
+
+def ghost_and_a_weight_twice():
+    Training(Twice(), grad_sample_mode="ghost").run()
+
+
 FAULTS = {
     half: "smaller than", unclipped: "clipped to norm 130", replaced_clip: "no clipping", silent_noise: "no noise",
     rewritten: "no noise", stepped_twice: "had no privacy", own_class: "Mine cannot be observed",
     the_same_noise: "the same noise", ghost_without_its_loss: "no clipping", pairs: "one gradient for each example",
     beside: "adds no noise stepped too", seeded: "seed that the script sets",
+    pretrained: "before any loader", weights_by_hand: "weights were changed", hooked: "a hook of",
+    ghost_and_a_plain_loss: "no clipping", ghost_and_a_weight_twice: "no clipping",
     own_generator: "seed that the script sets", drawn_from_a_known_seed: "knows the batches",
 }  # fmt: skip
 

@@ -223,6 +223,23 @@ def test_an_optimizer_that_steps_without_the_engine_is_seen():
     not_proven(seen, "the engine took 8 steps, and 16 were seen")
 
 
+def test_weights_that_are_changed_by_hand_between_steps_are_seen():
+    for is_back in (True, False):
+        with watch() as seen:
+            _, model, optimizer, loader, _ = bound()
+            train(model, loader, optimizer, epochs=1)
+            weight = optimizer.param_groups[0]["params"][0]
+            kept = weight.detach().clone()
+            weight.data.add_(data()[:10][0].mean())
+            if is_back:  # as weights of an average that are tried and taken out
+                weight.data.copy_(kept)
+            train(model, loader, optimizer, epochs=1)
+        if is_back:
+            assert seen.findings()[0].finding.holds
+        else:
+            not_proven(seen, "weights were changed between two steps")
+
+
 def test_an_example_that_stands_twice_in_the_data_is_not_one_unit():
     dataset = data()
     with watch() as seen:

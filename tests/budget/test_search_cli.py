@@ -40,7 +40,8 @@ def trial(settings, plan, folder):
     return Trial(settings["rate"], ao.Certificate(plan, plan.n, os.urandom(16).hex(), "0" * 64, "0" * 64))
 """
 SPACE = {"space": {"rate": [1, 2, 3], "batch_size": [4]}, "plan": {"dataset_size": 12, "epochs": 1}}
-TUNE = ["tune", "--function", "mine:trial", "--space", "space.json", "--epsilon", "8", "--public-score", "--runs", "3"]
+TUNE = ["tune", "--function", "mine:trial", "--space", "space.json", "--epsilon", "8", "--delta", "1e-5",
+        "--public-score", "--runs", "3"]  # fmt: skip
 
 
 @pytest.fixture

@@ -126,7 +126,7 @@ def test_the_profile_is_the_noise_of_the_iterates():
 
 def test_beyond_matrices_the_sums_of_gradients_stand_in_and_are_named_so(tmp_path):
     n = 20_000
-    sizes = {"dataset_size": 10 * n, "epochs": 1, "mechanism": SquareRoot(n)}
+    sizes = {"dataset_size": 10 * n, "epochs": 1, "mechanism": SquareRoot(n), "delta": 1e-6}
     plan = small(**sizes, learning_rates=np.linspace(1, 0.5, n))
     assert not plan.reaches_iterates
     with pytest.raises(PlanError, match="16384"):
@@ -259,7 +259,9 @@ def test_a_plot_of_noise_has_the_noise_of_each_plan_by_its_name(shown):
 
 def test_where_one_plan_is_too_long_all_are_drawn_by_their_sums(shown):
     n = 20_000
-    long = small(dataset_size=10 * n, epochs=1, mechanism=SquareRoot(n), learning_rates=np.linspace(1, 0.5, n))
+    long = small(
+        dataset_size=10 * n, epochs=1, delta=1e-6, mechanism=SquareRoot(n), learning_rates=np.linspace(1, 0.5, n)
+    )
     plans = {"long": long, "short": small(momentum=0.9)}
     plot_noise(plans, "noise.png", "noise")
     ((lines, axes),) = shown

@@ -22,6 +22,7 @@ from anyorder.plan.receipt import Receipt
 MEANS = {
     "privacy": "the promise: a smaller epsilon says more, and delta is the chance that is left out of it",
     "attacks": "what the promise means: of those who took part, the share that the best possible attacker finds",
+    "delta": "the chance that is left out of the promise, and where its size comes from",
     "beware": "delta is what the promise leaves out: far below one over the number of units it leaves out little",
     "realised": "the same promise for how often units really came, which may be less than was allowed",
     "search": "why the epsilon above is no price: who chooses among runs has used the data in all of them",

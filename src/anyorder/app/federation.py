@@ -87,7 +87,7 @@ class FederatedSettings:
     classes_per_user: int | None = 2
     epsilon: float | None = None
     noise_multiplier: float | None = None
-    delta: float = 1e-5
+    delta: float | None = None
     rounds: int = 100
     report_goal: int = 20
     clip_norm: float = 0.3
@@ -118,7 +118,8 @@ class FederatedSettings:
         for name, why in _idle(dataset, chosen.get("user_key"), chosen.get("availability", "uniform")).items():
             if name in chosen:
                 raise ArgumentError(f"{name} has no effect {why}, got {chosen[name]!r}: leave it out")
-        return cls(dataset=dataset, **{**_DEFAULTS.get(dataset, {}), **chosen})
+        named = {} if ":" in dataset else {"delta": 1e-5}
+        return cls(dataset=dataset, **{**named, **_DEFAULTS.get(dataset, {}), **chosen})
 
     def __post_init__(self) -> None:
         for name in _idle(self.dataset, self.user_key, self.availability):

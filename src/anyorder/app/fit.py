@@ -26,6 +26,7 @@ from anyorder.online import Learner
 from anyorder.online.losses import Hinge, Logistic, PoissonLoss, Softmax, Squared
 from anyorder.online.regret import usual_regularization
 from anyorder.participation import MinSeparation
+from anyorder.plan.options import default_delta
 from anyorder.plan.plan import Plan
 from anyorder.plan.planner import plan as make_plan
 from anyorder.sampling.row_digests import digests_of
@@ -557,7 +558,7 @@ class FitSettings:
         bounds: the bounds file's content.
         learner: one of `LEARNERS`; None for what the target asks for: two classes "logistic", more "softmax", numbers
             "linear".
-        epsilon, delta: the target of the whole fit.
+        epsilon, delta: the target of the whole fit; delta None for a tenth of one over the rows, rounded down.
         rows: of the table, public; None to count them.
         batch_size: rows of a step.
         epochs: passes over the table in its order.
@@ -573,7 +574,7 @@ class FitSettings:
     bounds: dict[str, Any]
     learner: str | None = None
     epsilon: float = 1.0
-    delta: float = 1e-6
+    delta: float | None = None
     rows: int | None = None
     batch_size: int = 256
     epochs: int = 1
@@ -708,7 +709,8 @@ class _Work:
         """The order of the table, or of users who come when they come, and the mechanism."""
         settings, rows = self.settings, self.settings.rows or 0
         shared: dict[str, Any] = {
-            "epsilon": settings.epsilon, "delta": settings.delta, "mechanism": settings.mechanism,
+            "epsilon": settings.epsilon, "mechanism": settings.mechanism,
+            "delta": default_delta(rows) if settings.delta is None else settings.delta,
             "clip_norm": self.steepest * self.row_norm,
         }  # fmt: skip
         if settings.user_key is None:

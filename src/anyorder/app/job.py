@@ -61,6 +61,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {  # for other models than that of _IMAGE
     "cifar10": {"model": "cnn", "batch_size": 500, "epochs": 10, "lr": 0.2},
 }
 _IMAGES = {"mnist": 6000, "fashion_mnist": 6000, "cifar10": 5000}  # tenths of the examples: ten steps an epoch
+_DELTA = 1e-5  # of the data sets by name, as the accuracy pages state it
 _FEATURES: dict[str, Any] = {"epochs": 60, "clip_norm": 0.02, "order": "fixed", "schedule": "linear"}
 # at epsilon 1, and the power of epsilon, up to 4, that it grows with: the less noise, the further a run may go
 _LR = {"scattering": (500.0, 1.5), "patches": (250.0, 1.0)}
@@ -97,7 +98,7 @@ class Settings:
     model: str = "mlp"
     epsilon: float | None = None
     noise_multiplier: float | None = None
-    delta: float = 1e-5
+    delta: float | None = None
     batch_size: int = 100
     epochs: int = 5
     lr: float = 0.1
@@ -121,7 +122,8 @@ class Settings:
         chosen = {name: value for name, value in given.items() if value is not None}
         if "poisson" in (chosen.get("order"), chosen.get("mechanism")):
             chosen = {"order": "poisson", "mechanism": "poisson", **chosen}
-        return cls(dataset=dataset, **{**_defaults(dataset, chosen), **chosen})
+        named = {} if ":" in dataset else {"delta": _DELTA}
+        return cls(dataset=dataset, **{**named, **_defaults(dataset, chosen), **chosen})
 
     def __post_init__(self) -> None:
         checks.integer("batch_size", self.batch_size, low=1)

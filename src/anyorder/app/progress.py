@@ -3,18 +3,24 @@
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, TextColumn, TimeRemainingColumn
 
 from anyorder.app.cards import card
 from anyorder.app.job import Observer
+from anyorder.app.waiting import Steps, Wait
 from anyorder.plan.plan import Plan
 
 __all__ = ["PassBar", "ProgressBar", "RoundsBar", "StepsBar"]
 
 
 class ProgressBar(Observer):
-    """A progress bar and the privacy card."""
+    """A progress bar on stderr and the privacy card.
 
+    Args:
+        console: of the card.
+    """
+
+    _what = "steps"
     _columns: tuple[ProgressColumn, ...] = (
         TextColumn("{task.fields[epoch]} epochs,"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"),
         TimeRemainingColumn(), TextColumn("{task.fields[accuracy]}"),
@@ -23,8 +29,8 @@ class ProgressBar(Observer):
     def __init__(self, console: Console) -> None:
         self.path: Path | None = None
         self._console = console
-        self._bar = Progress(*self._columns, console=console)
-        self._wait = console.status("reading the data set, fitting the mechanism and finding its noise ..")
+        self._bar = Steps(*self._columns, what=self._what)
+        self._wait = Wait("reading the data set, fitting the mechanism and finding its noise")
 
     def planning(self) -> None:
         self._wait.start()
@@ -52,6 +58,7 @@ class ProgressBar(Observer):
 class RoundsBar(ProgressBar):
     """The same for the rounds of a federation: their number and the accuracy on public examples, nothing else."""
 
+    _what = "rounds"
     _columns = (
         BarColumn(), MofNCompleteColumn(), TextColumn("rounds"), TimeRemainingColumn(),
         TextColumn("{task.fields[accuracy]}"),
@@ -69,10 +76,9 @@ class StepsBar:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._bar = Progress(
-            TextColumn("auditing,"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"), TimeRemainingColumn(),
-            console=console,
-        )  # fmt: skip
+        self._bar = Steps(
+            TextColumn("auditing,"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"), TimeRemainingColumn()
+        )
         self._began = False
 
     def started(self, plan: Plan) -> None:

@@ -13,12 +13,16 @@ from typing import Any
 from anyorder import __version__
 from anyorder.accounting.risk import point_tpr
 from anyorder.app.charts import Html, document, join, tag
+from anyorder.app.exits import ExitCode
 from anyorder.audit.loader_check import CLAIM, NOTHING, WHAT_IF
 from anyorder.formats import printable
 from anyorder.formatting import rounded_up
 
 HOLDS, FAILS, STOPPED = "the claim holds", "the claim does not hold", "the script failed"
-EXIT_CODES = {HOLDS: 0, FAILS: 1, STOPPED: 1, NOTHING: 3, WHAT_IF: 4}
+EXIT_CODES = {
+    HOLDS: ExitCode.OK, FAILS: ExitCode.FAILED, STOPPED: ExitCode.FAILED, NOTHING: ExitCode.NOT_PRIVATE,
+    WHAT_IF: ExitCode.WHAT_IF,
+}  # fmt: skip
 _FILES = ("verdict.json", "verdict.html", "verdict.md", "badge.svg")
 _MEANS = {
     HOLDS: "The training clipped and added noise in every step, and its order supports the epsilon that it claims.",

@@ -30,7 +30,7 @@ from anyorder.audit.observations import (
     epsilon_at_least,
     epsilon_of,
 )
-from anyorder.audit.private_steps import NOT_PRIVATE, SEEDED, ObservedStep, OpacusSteps
+from anyorder.audit.private_steps import NOT_PRIVATE, REWRITTEN, SEEDED, ObservedStep, OpacusSteps, WeightTally
 from anyorder.checks import final, is_of
 from anyorder.errors import ArgumentError
 from anyorder.formatting import counted, rounded_up
@@ -450,19 +450,20 @@ def base_of(dataset: Any) -> Any:
     return dataset
 
 
-def judge_planned(bound: list[Planned], seen: Observed, delta: float | None, doubt: str) -> CheckResult:
+def judge_planned(bound: list[Planned], seen: Observed, delta: float | None, doubt: str, aside: str) -> CheckResult:
     """The plan's claim of one data set, which holds if nothing beside the engine was seen.
 
     Args:
         bound: the engines of this data set, one or more.
         delta: None for the plan's own.
         doubt: why nothing can be said, where the watching itself met something; empty else.
+        aside: what changed weights beside the engine's steps, whatever data it is of; empty for nothing.
     """
     one = bound[-1]
     plan = one.plan
     delta = plan.delta if delta is None else delta
     claimed = plan.curve.epsilon(delta)
-    problem = doubt or _beside(bound, seen)
+    problem = doubt or _beside(bound, seen) or aside
     told = (
         f"the engine carries out a plan for {plan.participation.describe()}: its ledger refuses every step that this "
         f"does not cover. Of {counted(plan.n, 'planned step')} {one.begun + one.steps} were taken, and nothing was "
@@ -523,6 +524,7 @@ OTHERS = (
     "another optimizer, or another engine, stepped after batches of this data had come: if it changed a model by them, "
     "no noise of the plan covers that"
 )
+_UNSEEN = "an optimizer that adds no noise stepped before any loader had handed out a batch: on which data is unknown"
 _KNOWN_DRAWS = (
     "the batches are drawn by a generator whose seed the script sets: whoever knows the seed knows the batches, and "
     "nothing is gained by drawing them"
@@ -580,6 +582,8 @@ class Watch:
         self._rows = self._examples = self._largest = 0  # clipped, and handed out
         self._planned: list[Planned] = []  # by engines of this package
         self._own: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()  # their optimizers
+        self._weights = WeightTally()
+        self._is_unseen = False  # an optimizer without noise has stepped before any batch came
 
     def findings(
         self, *, delta: float | None = None, noise_multiplier: float | None = None, accountant: str = "prv"
@@ -665,13 +669,18 @@ class Watch:
     def stepping(self, optimizer: Any, *_: Any) -> None:
         """An optimizer is about to change a model: its gradients are those that it applies."""
         self._found[optimizer] = self.private.step(optimizer)
+        if optimizer in self._own or optimizer in self.private:
+            self._weights.stepping(optimizer)
 
     def stepped(self, optimizer: Any, *_: Any) -> None:
         """An optimizer has changed a model."""
         found = self._found.pop(optimizer, ObservedStep(missing=NOT_PRIVATE))
         self._rows += found.rows
         groups = list(self._groups.values())
+        if optimizer in self._own or optimizer in self.private:
+            self._weights.stepped(optimizer)
         if optimizer not in self._own:
+            self._is_unseen |= bool(found.missing) and not any(group.batches for group in groups)
             for group in groups:
                 group.is_mixed |= group.batches > 0
         if self.private and optimizer not in self.private:
@@ -750,7 +759,7 @@ class Watch:
         if bound:
             delta = None if delta is None else checks.probability("delta", delta)
             doubt = self.failure or (OTHERS if group.is_mixed or self._engines else "")
-            finding = judge_planned(bound, seen, delta, doubt)
+            finding = judge_planned(bound, seen, delta, doubt, self._aside())
             shown = replace(seen, is_secret=any(one.plan.participation.secret for one in bound))
             return Watched(name, finding, shown)
         own = self._claimants(group, is_only)
@@ -818,6 +827,8 @@ class Watch:
             return f"{tally.steps - tally.private} of {counted(tally.steps, 'step')} had no privacy: {tally.missing}"
         if group.is_beside:
             return "an optimizer that adds no noise stepped too, after batches of this data had come"
+        if self._aside():
+            return self._aside()
         if self.private.is_quiet:
             return "the noise of all steps together is smaller than the optimizers say"
         if not self._examples * 0.9 - 2 * self._largest <= self._rows <= self._examples and group.is_named:
@@ -826,6 +837,10 @@ class Watch:
                 "clipped was not one gradient for each example"
             )
         return SEEDED if tally.is_seeded else ""
+
+    def _aside(self) -> str:
+        """What changed weights beside the steps that are judged; "" for nothing."""
+        return _UNSEEN if self._is_unseen else REWRITTEN if self._weights.is_rewritten else ""
 
     def _nothing(self, group: UnitGroup, found: Arrivals, delta: float) -> CheckResult:
         """No clipping and no noise were seen, and nobody claims an epsilon."""

@@ -4,10 +4,12 @@ What counts is what the step used, not what a setting says:
 
 - *clipping*: per-example gradients are clipped again here, by the norm that the optimizer has at that moment, and their
   sum must be the one that the optimizer made. With ghost norms there are no such gradients: the factors of the
-  examples must be computed once for each sum, and the sum must be no longer than its examples allow.
+  examples must be computed once for each sum, one example of each pass is differentiated again, and the sum must be
+  the one that the pass left.
 - *noise*: the gradient that the model's own optimizer is about to apply, times what Opacus divides it by, must be that
   sum plus numbers that Opacus's generator gave in this step. Their size must agree with the standard deviation that
   was asked for, and no step may have the noise of another one.
+- *weights*: they must be those that a step of the optimizer left, that one or an earlier one.
 
 Classes are known by their exact type. What was not observed counts as no noise.
 """
@@ -32,6 +34,8 @@ _UNCLIPPED = "no clipping of single examples was observed before the step"
 _SILENT = "the gradients of the step have no noise that was drawn for it"
 _AGAIN = "the same noise was added in two steps"
 _TOO_SMALL = "the noise is smaller than the optimizer says"
+_HOOKED = "a hook of the model's own optimizer may change its gradients after their noise was added"
+REWRITTEN = "weights were changed between two steps by something else than the optimizer, and no noise covers that"
 SEEDED = (
     "the noise comes from a seed that the script sets (torch.manual_seed, or a generator of its own), and whoever "
     "knows the seed can take the noise off: leave the seed to the operating system"
@@ -116,7 +120,8 @@ class OpacusSteps:
         self._seed, self._secret = seed, {seed()}
         self._optimizers: WeakKeyDictionary[Any, ref[Any]] = WeakKeyDictionary()
         self._clipped: WeakKeyDictionary[Any, list[_Clipped]] = WeakKeyDictionary()
-        self._weighed: list[tuple[set[int], float, int]] = []  # parameters, clip norm, examples
+        self._weighed: list[tuple[set[int], float, Any]] = []  # parameters, clip norm, factors of examples
+        self._passed: WeakKeyDictionary[Any, bytes] = WeakKeyDictionary()  # gradients that a pass with factors left
         self._drawn: list[_Drawn] = []
         self._digests: set[bytes] = set()
         self._dimensions, self._squares = 0, 0.0
@@ -169,17 +174,41 @@ class OpacusSteps:
 
     def weighed(self, module: Any, factors: Any) -> None:
         """Ghost norms: the factors of the examples of one backward pass."""
-        self._weighed.append(({id(p) for p in module.trainable_parameters}, float(module.max_grad_norm), len(factors)))
+        self._weighed.append(({id(p) for p in module.trainable_parameters}, float(module.max_grad_norm), factors))
+
+    def differentiated(self, loss: Any) -> tuple[int, float]:
+        """Ghost norms: (the example of the largest loss, the length of its gradient), before the pass."""
+        import torch
+
+        losses, length = loss.loss_per_sample.flatten(), 0.0
+        if not len(losses):
+            return 0, length
+        example = int(losses.detach().argmax())
+        loss.module.disable_hooks()
+        try:
+            params = [p for p in loss.optimizer.params if p.requires_grad]
+            found = torch.autograd.grad(losses[example], params, retain_graph=True, allow_unused=True)
+        finally:
+            loss.module.enable_hooks()
+        return example, math.sqrt(sum(float(g.detach().float().square().sum()) for g in found if g is not None))
+
+    def passed(self, loss: Any, before: tuple[int, float]) -> None:
+        """Ghost norms: that pass is over, and has left its sum in the gradients."""
+        example, length = before
+        _, norm, factors = self._weighed[-1]
+        factor = float(factors.flatten()[example]) if len(factors) else 0.0
+        if factor * length <= norm * (1 + _COARSE):
+            self._passed[loss.optimizer] = fingerprint([p.grad for p in loss.optimizer.params])
 
     def accumulating(self, optimizer: Any) -> None:
         """Ghost norms: gradients are about to be added to the sums. They must be of one pass with factors."""
         own = {id(p) for p in optimizer.params}
         found = [one for one in self._weighed if own <= one[0]]
         self._weighed = [one for one in self._weighed if not own <= one[0]]
-        length = math.sqrt(sum(float(p.grad.detach().float().square().sum()) for p in optimizer.params))
         if len(found) == 1:
-            [(_, norm, rows)] = found
-            one = _Clipped(norm, rows, length <= norm * rows * (1 + _COARSE))
+            [(_, norm, factors)] = found
+            passed = self._passed.pop(optimizer, None)
+            one = _Clipped(norm, len(factors), passed == fingerprint([p.grad for p in optimizer.params]))
         else:
             one = _Clipped(math.inf, 0, False)
         self._clipped.setdefault(optimizer, []).append(one)
@@ -209,6 +238,8 @@ class OpacusSteps:
             return ObservedStep(missing=f"clipping and noise of {type(private).__name__} cannot be observed")
         if not clips or not all(one.is_right for one in clips):
             return ObservedStep(missing=_UNCLIPPED)
+        if optimizer._optimizer_step_pre_hooks:
+            return ObservedStep(missing=_HOOKED)
         missing, std = self._noise(optimizer, private, {id(one.reference): one for one in drawn})
         norm = max(one.norm for one in clips)
         if missing or not 0 < norm < math.inf:
@@ -266,6 +297,12 @@ class OpacusSteps:
             careful(self.accumulating, optimizer)
             return original(optimizer)
 
+        def go_back(original: Callable[..., Any], loss: Any) -> Any:
+            before = careful(self.differentiated, loss)
+            result = original(loss)
+            careful(self.passed, loss, before)
+            return result
+
         def draw(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             noise = original(*args, **kwargs)
             careful(lambda: self.drawn(noise, *args, **kwargs))
@@ -278,9 +315,47 @@ class OpacusSteps:
             (kinds.DPPerLayerOptimizer, "clip_and_accumulate", clip),
             (kinds.DPOptimizerFastGradientClipping, "accumulate", accumulate),
             (opacus.grad_sample.GradSampleHooksFastGradientClipping, "get_clipping_coef", weigh),
+            (opacus.utils.fast_gradient_clipping_utils.DPTensorFastGradientClipping, "backward", go_back),
             (kinds.optimizer, "_generate_noise", draw),
             (kinds.optimizer_fast_gradient_clipping, "_generate_noise", draw),
         ]
+
+
+class WeightTally:
+    """Whether weights are those that a step of their optimizer left, or what they were before the first."""
+
+    def __init__(self) -> None:
+        self._left: WeakKeyDictionary[Any, set[bytes]] = WeakKeyDictionary()
+        self.is_rewritten = False
+
+    def stepping(self, optimizer: Any) -> None:
+        """The optimizer is about to change them."""
+        now, left = fingerprint(_weights(optimizer)), self._left.setdefault(optimizer, set())
+        self.is_rewritten |= bool(left) and now not in left
+        left.add(now)
+
+    def stepped(self, optimizer: Any) -> None:
+        """It has changed them."""
+        self._left.setdefault(optimizer, set()).add(fingerprint(_weights(optimizer)))
+
+
+def _weights(optimizer: Any) -> list[Any]:
+    return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+
+
+def fingerprint(tensors: list[Any]) -> bytes:
+    """Sums of the bits of these tensors, which take other values to come out otherwise; None among them is left out."""
+    import torch
+
+    kinds, digest = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}, blake2b(digest_size=16)
+    for tensor in tensors:
+        found = b"none"
+        if tensor is not None:
+            bits = tensor.detach().contiguous().flatten().view(kinds[tensor.element_size()])
+            sums = torch.stack([bits.sum(dtype=torch.int64), bits[::2].sum(dtype=torch.int64)])
+            found = sums.cpu().numpy().tobytes()
+        digest.update(found)
+    return digest.digest()
 
 
 def _clipped_sums(samples: list[list[Any]], norm: float, bounds: list[float] | None) -> list[Any]:

@@ -24,6 +24,17 @@ Objective = Literal["mean", "max", "last"]
 """Which error over the iterates is made small."""
 
 
+def default_delta(units: int) -> float:
+    """The delta that is taken where none is given: a tenth of 1 / units, rounded down to one digit.
+
+    >>> default_delta(60000), default_delta(100)
+    (1e-06, 0.001)
+    """
+    most = 10 * units
+    power = len(str(most - 1))
+    return float(f"{10**power // most}e-{power}")
+
+
 @dataclass(frozen=True)
 class OrderOptions:
     """What `order` returns."""

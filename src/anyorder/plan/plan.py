@@ -39,6 +39,7 @@ from anyorder.plan.compatibility import (
     trusted_text,
 )
 from anyorder.plan.cost import check_plan
+from anyorder.plan.options import default_delta
 from anyorder.strategy import Independent, Strategy
 from anyorder.strategy.bound import Bound
 from anyorder.strategy.error import has_variances, row_variances
@@ -381,7 +382,7 @@ class Plan:
         rows = [
             ("privacy", promised(self.epsilon, self.delta, self.mu)),
             ("attacks", attack_text(self.reach)),
-            *self._large_delta(),
+            *self._delta(),
             *self._searched(),
             ("protects", f"one {self.unit} ({_NEIGHBOUR_TEXTS[self.neighbours]})"),
             ("order", self.participation.describe()),
@@ -416,10 +417,12 @@ class Plan:
             ("memory", self._memory()),
         ]
 
-    def _large_delta(self) -> list[tuple[str, str]]:
-        """That delta alone would let a unit be published, drawn at random from all: that is (0, 1 / n)."""
+    def _delta(self) -> list[tuple[str, str]]:
+        """Whether delta is the default, or would by itself let a unit drawn at random be published: (0, 1 / n)."""
         order = self.participation
         n = len(order.units) if type(order) is KnownOrder else self.dataset_size  # which may be that of their examples
+        if n is not None and n >= 1 and self.delta == default_delta(n):
+            return [("delta", f"the default: a tenth of 1 / {n}, rounded down to one digit")]
         if n is None or self.delta * n < 1:
             return []
         return [("beware", f"delta is 1 / {n} or more: publishing one {self.unit} of {n}, by lot, is within it")]

@@ -1,6 +1,7 @@
 """The planner: finds the order, the mechanism and the noise, and joins them into a `Plan`."""
 
 import re
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from math import ceil, exp, frexp, inf, ldexp, log, nextafter
@@ -14,7 +15,7 @@ from anyorder.accounting.amplification.secret_order import AmplifiedOrder, Sampl
 from anyorder.accounting.gaussian import NEIGHBOURS, calibrate_gaussian, gdp_epsilon
 from anyorder.accounting.risk import Risk
 from anyorder.accounting.selection import Selection, check_selection, for_epsilon, for_sigma, plan_curve, shared
-from anyorder.errors import ArgumentError, PlanError
+from anyorder.errors import ArgumentError, NoiseWarning, PlanError
 from anyorder.participation import KnownOrder
 from anyorder.participation.registry import WORDS, OrderWord, order_in_words, words_with
 from anyorder.patterns import Participation, check_order, moves_others
@@ -37,6 +38,7 @@ from anyorder.plan.options import (
     MechanismWord,
     Neighbours,
     OrderOptions,
+    default_delta,
     limits_of,
     mechanism_options,
     order_options,
@@ -63,7 +65,7 @@ def plan(
     optimizer: Any = None,
     mechanism: MechanismWord | str | Strategy | MechanismOptions = "auto",
     epsilon: float | None = None,
-    delta: float,
+    delta: float | None = None,
     noise_multiplier: float | None = None,
     risk: tuple[str, float] | tuple[str, float, float] | None = None,
     clip_norm: float = 1.0,
@@ -105,7 +107,8 @@ def plan(
         risk: ("advantage", most), an attacker's TPR - FPR, or ("tpr", fpr, most): how many of those who took part it
             may find, as shares, where it wrongly accuses a share fpr of the others; the noise is the least that keeps
             it, and epsilon at delta follows. Exactly one of the three. It takes the whole curve: no samples.
-        delta: target delta.
+        delta: target delta. Where it is left out and the data set's size is known, a tenth of one over that size,
+            rounded down to one digit: 1e-6 for 60 000 examples.
         clip_norm: L2 bound on one unit's gradient in one step.
         unit: what is protected, in a word: see `Plan`. With a loader, the place of each example's unit in a batch, as
             in `make_private`: a field of a dict, a position in a tuple, a callable. A field's name is the plan's word;
@@ -113,14 +116,16 @@ def plan(
         neighbours: see `Plan`.
         limits: what the mechanism may keep and take: `anyorder.Limits`.
     Raises: ArgumentError for arguments that break their rule or do not go together; PlanError for parts that do not
-        fit, and where no mechanism keeps to the memory.
+        fit, and where no mechanism keeps to the memory. Warns (NoiseWarning) of a delta above one over the number of
+        units: it allows the data of a whole unit to be published.
     Cost: that of the fit, seconds for 1000 steps; fits are kept on disk.
     """
     wanted = None if risk is None else Risk(risk)
     asked_for = {} if wanted is None else {"risk": wanted}
     budget = _budget(epsilon=epsilon, noise_multiplier=noise_multiplier, **asked_for)  # before a fit that may take long
     checks.choice("neighbours", neighbours, NEIGHBOURS)
-    delta = checks.probability("delta", delta)
+    if delta is not None:
+        delta = checks.probability("delta", delta)
     asked = mechanism_options(mechanism)
     ordered = order_options(order, asked)
     if loader is not None:
@@ -129,6 +134,7 @@ def plan(
         steps = _given_order(ordered.order, epochs, batch_size, dataset_size)
     else:
         steps = _order_in_words(ordered, asked.mechanism, dataset_size, batch_size, epochs)
+    delta = _delta(delta, steps)
     unit = _unit_in_words(unit, loader)
     work = _workload(steps.order.n, optimizer)
     target = {"epsilon": epsilon if wanted is None else gdp_epsilon(wanted.mu, delta) or None, "delta": delta}
@@ -156,7 +162,7 @@ def compare(
     optimizer: Any = None,
     mechanism: MechanismWord | str | Strategy | MechanismOptions = "auto",
     epsilon: float,
-    delta: float,
+    delta: float | None = None,
     clip_norm: float = 1.0,
     unit: str = "example",
     neighbours: Neighbours = "zero-out",
@@ -289,6 +295,25 @@ def _order_in_words(
     order = _participation(word, dataset_size, batch_size, epochs, asked.drop_last, cycle, asked.max_batch_size)
     assert batch_size is not None  # or refused
     return _Steps(order, batch_size, dataset_size)
+
+
+def _delta(given: float | None, steps: _Steps) -> float:
+    """As given, or by the number of units."""
+    units = len(steps.order.units) if type(steps.order) is KnownOrder else steps.dataset_size
+    if given is None:
+        if units is None:
+            raise ArgumentError(
+                "delta must be given where the number of units is not known, got None: take at most a tenth of one "
+                "over it, or pass dataset_size"
+            )
+        return default_delta(checks.integer("dataset_size", units, low=1))
+    if units is not None and given > 1 / units:
+        warnings.warn(
+            f"delta {given:g} is above one over the {units} units of the data set: a mechanism that publishes a whole "
+            f"unit keeps such a promise. Take delta {default_delta(units):g} or less",
+            NoiseWarning, stacklevel=4,
+        )  # fmt: skip
+    return given
 
 
 def _unit_in_words(unit: str | int | Callable[[Any], Any], loader: Any) -> str:

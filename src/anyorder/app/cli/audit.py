@@ -6,15 +6,17 @@ from typing import Annotated, Any, cast
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 from anyorder.app import secret_sharer
 from anyorder.app.cards import facts_panel
 from anyorder.app.charts import METHODS, AuditSummary, audit_panel, can_draw, exposure_phrase, not_refuted, plot_ranks
-from anyorder.app.cli.exits import fail
+from anyorder.app.cli import WholeCommand
 from anyorder.app.cli.output import Json, attacking, print_json
+from anyorder.app.exits import ExitCode, fail
 from anyorder.app.secret_sharer import Shared, Train
 from anyorder.app.text import read_text
+from anyorder.app.waiting import Steps
 from anyorder.audit import from_file
 from anyorder.audit.bounds import Method
 from anyorder.errors import AnyorderError, ArgumentError
@@ -54,13 +56,13 @@ def arrays(
         methods: tuple[Method, ...] = tuple(METHODS) if audited.mus is not None else ("one_run", "clopper_pearson")
         summary = AuditSummary.of(audited, methods, confidence)
     except AnyorderError as problem:
-        fail(str(problem), 2)  # 1 says that a claim was refuted
+        fail(str(problem), ExitCode.USAGE)  # 1 says that a claim was refuted
     if as_json:
         print_json(summary.to_dict())
     else:
         Console().print(audit_panel(summary))
     if summary.refuted:
-        raise typer.Exit(1)
+        raise typer.Exit(ExitCode.FAILED)
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -117,7 +119,7 @@ def run(
     else:
         console.print(done.panel())
     if done.summary.refuted:
-        raise typer.Exit(1)
+        raise typer.Exit(ExitCode.FAILED)
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -192,7 +194,7 @@ def canaries(
     else:
         console.print(facts_panel("secret sharer", _rows(done), "red" if done.refuted else "green"))
     if done.refuted:
-        raise typer.Exit(1)
+        raise typer.Exit(ExitCode.FAILED)
 
 
 def _training(name: str | None, built_in: dict[str, Any], delta: float, seed: int, bar: "_Bar") -> Train:
@@ -242,13 +244,14 @@ class _Bar(secret_sharer.SharerObserver):
     """Steps of the built-in training, then canaries that are ranked."""
 
     def __init__(self, console: Console) -> None:
-        self._progress = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console
+        self._console = console
+        self._progress = Steps(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
         )
         self._tasks: dict[str, Any] = {}
 
     def planted(self, sequences: int, canaries: int) -> None:
-        self._progress.console.print(
+        self._console.print(
             f"{counted(canaries, 'canary')} in {counted(sequences, 'sequence')}; training",
             highlight=False,
             markup=False,
@@ -281,13 +284,12 @@ group = typer.Typer(
     "Exit codes: 0 the claim was not refuted, 1 it was, 2 there was no audit.",
 )  # fmt: skip
 # One file for each command; this is the one list of them, in the order of the help.
-group.command()(run)
-group.command()(canaries)
-group.command()(arrays)
+for _command in (run, canaries, arrays):
+    group.command(cls=WholeCommand)(_command)
 
 
 @group.callback(invoke_without_command=True)
 def _main(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         print(context.get_help())
-        raise typer.Exit(2)
+        raise typer.Exit(ExitCode.USAGE)

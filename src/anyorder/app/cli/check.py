@@ -12,8 +12,8 @@ from rich.console import Console
 
 from anyorder.app import script_runner
 from anyorder.app.cards import facts_panel
-from anyorder.app.cli.exits import fail
 from anyorder.app.cli.output import Json, one_line_errors, print_json
+from anyorder.app.exits import ExitCode, fail
 from anyorder.app.verdict_page import EXIT_CODES, clear_verdict, outcome_of, save_verdict
 from anyorder.audit.loader_check import NOTHING, WHAT_IF
 from anyorder.errors import ArgumentError
@@ -94,9 +94,12 @@ def check(
         if not as_json:
             console.print(facts_panel("check", [(name, text) for name, text in rows], style=STYLES[one["verdict"]]))
     if code != 0:
-        fail(f"the script ended with exit code {code}; what is told is of the steps before", 1)
+        fail(f"the script ended with exit code {code}; what is told is of the steps before", ExitCode.FAILED)
     if not findings:
-        fail("no private training was seen: no optimizer of torch stepped after a batch of a DataLoader", 3)
+        fail(
+            "no private training was seen: no optimizer of torch stepped after a batch of a DataLoader",
+            ExitCode.NOT_PRIVATE,
+        )
     if outcome in (NOTHING, WHAT_IF):
         fail(
             f"{outcome}: {'epsilon is infinite' if outcome == NOTHING else 'no epsilon is claimed'}",

@@ -37,17 +37,29 @@ def federated(
     ] = None,
     model: Annotated[str | None, typer.Option(help="mlp, cnn, linear, or module:function.")] = None,
     data_dir: Annotated[str | None, typer.Option(help="Folder with the data set's parquet files.")] = None,
-    users: Annotated[int | None, typer.Option(help="Users that a data set by name is split among.")] = None,
+    users: Annotated[
+        int | None,
+        typer.Option(help="Users that a data set by name is split among. Default: 300 for digits, 1000 for MNIST."),
+    ] = None,
     user_key: Annotated[str | None, typer.Option(help="Column that says whose a row is, in place of a split.")] = None,
     classes_per_user: Annotated[
         int | None, typer.Option(help="Of the split: few classes for each user; 0 for a random split. Default: 2.")
     ] = None,
     epsilon: Epsilon = None,
-    delta: Annotated[float | None, typer.Option(help="Target delta. Default: 1e-5.")] = None,
+    delta: Annotated[
+        float | None,
+        typer.Option(help="Target delta. Default: 1e-5 for data sets by name; for your own 0.1 / users, rounded down."),
+    ] = None,
     noise_multiplier: Noise = None,
-    rounds: Annotated[int | None, typer.Option(help="Rounds of the plan.")] = None,
-    report_goal: Annotated[int | None, typer.Option(help="Users in a round; sums are divided by it.")] = None,
-    clip_norm: Annotated[float | None, typer.Option(help="L2 bound on one user's change of the model.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds of the plan. Default: 100.")] = None,
+    report_goal: Annotated[
+        int | None,
+        typer.Option(help="Users in a round; sums are divided by it. Default: by the data set; of your own, 20."),
+    ] = None,
+    clip_norm: Annotated[
+        float | None,
+        typer.Option(help="L2 bound on one user's change of the model. Default: by the data set; of your own, 0.3."),
+    ] = None,
     mechanism: Annotated[str | None, typer.Option(help=_MECHANISM)] = None,
     min_separation: Annotated[
         int | None, typer.Option(help="Rounds between two of a user. Default: what population and availability keep.")
@@ -67,15 +79,22 @@ def federated(
         float | None, typer.Option(help="Devices asked for each one wanted. Default: 1.3.")
     ] = None,
     drop_out: Annotated[float | None, typer.Option(help="Chance that a device dies in a round. Default: 0.1.")] = None,
-    client_lr: Annotated[float | None, typer.Option(help="Learning rate of the clients' SGD.")] = None,
-    client_batch: Annotated[int | None, typer.Option(help="Examples in a client's step.")] = None,
+    client_lr: Annotated[
+        float | None,
+        typer.Option(help="Learning rate of the clients' SGD. Default: by the data set; of your own, 0.1."),
+    ] = None,
+    client_batch: Annotated[
+        int | None, typer.Option(help="Examples in a client's step. Default: by the data set; of your own, 16.")
+    ] = None,
     local_epochs: Annotated[int | None, typer.Option(help="Passes of a client over its examples. Default: 1.")] = None,
     max_examples: Annotated[int | None, typer.Option(help="Examples of a user in a round. Default: 256.")] = None,
     server_optimizer: Annotated[str | None, typer.Option(help="sgd, ftrl or adam. Default: sgd.")] = None,
-    server_lr: Annotated[float | None, typer.Option(help="Learning rate of the server.")] = None,
+    server_lr: Annotated[
+        float | None, typer.Option(help="Learning rate of the server. Default: by the data set; of your own, 1.")
+    ] = None,
     momentum: Annotated[float | None, typer.Option(help="Of the server. Default: 0.9.")] = None,
     seed: Annotated[
-        int | None, typer.Option(help="Of weights, split, availability and cohorts; never of the noise.")
+        int | None, typer.Option(help="Of weights, split, availability and cohorts; never of the noise. Default: 0.")
     ] = None,
     processes: Annotated[int, typer.Option(help="That compute clients; the result is the same for any number.")] = 1,
     budget: BudgetFile = None,

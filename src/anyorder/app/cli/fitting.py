@@ -34,7 +34,9 @@ def fit(
     target: Annotated[str | None, typer.Option(help="Column to predict.")] = None,
     bounds: Annotated[Path | None, typer.Option(help=_BOUNDS)] = None,
     epsilon: Annotated[float | None, typer.Option(help="Target epsilon. Default: 1.")] = None,
-    delta: Annotated[float | None, typer.Option(help="Target delta. Default: 1e-6.")] = None,
+    delta: Annotated[
+        float | None, typer.Option(help="Target delta. Default: a tenth of 1 / rows, rounded down.")
+    ] = None,
     learner: Annotated[
         str | None,
         typer.Option(help="logistic, softmax, linear, svc or poisson. Default: by the target's bounds."),

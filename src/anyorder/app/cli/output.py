@@ -10,7 +10,7 @@ from typing import Annotated, Any, ParamSpec, TypeVar
 
 import typer
 
-from anyorder.app.cli.exits import fail
+from anyorder.app.exits import ExitCode, fail
 from anyorder.errors import AnyorderError, ArgumentError, LoaderError, MissingDependencyError, ModelError, PlanError
 from anyorder.participation.registry import WORDS
 from anyorder.plan.cost import is_large
@@ -37,7 +37,7 @@ def one_line_errors(command: Callable[P, None]) -> Callable[P, None]:
         try:
             command(*args, **kwargs)
         except AnyorderError as problem:
-            fail(str(problem), 2 if isinstance(problem, _USAGE) else 1)
+            fail(str(problem), ExitCode.USAGE if isinstance(problem, _USAGE) else ExitCode.FAILED)
 
     return guarded
 
@@ -53,19 +53,22 @@ def attacking(stop: Callable[[], object] = lambda: None) -> Iterator[None]:
         yield
     except AnyorderError as problem:
         stop()
-        fail(str(problem), 2)
+        fail(str(problem), ExitCode.USAGE)
     except KeyboardInterrupt:
         stop()
-        fail("stopped: there is no audit of half a run", 2)
+        fail("stopped: there is no audit of half a run", ExitCode.USAGE)
     except SystemExit as problem:  # of the code that is audited; its own code may be 1, or 0
         stop()
-        fail(f"the code that is audited left the process, by sys.exit({problem.code!r}): there is no audit", 2)
+        fail(
+            f"the code that is audited left the process, by sys.exit({problem.code!r}): there is no audit",
+            ExitCode.USAGE,
+        )
     except Exception as problem:  # of the code that is audited, where the traceback says more than a line
         stop()
         if isinstance(problem, ModuleNotFoundError) and problem.name == "torch":
-            fail("this audit needs torch, which is not installed: pip install torch", 2)
+            fail("this audit needs torch, which is not installed: pip install torch", ExitCode.USAGE)
         traceback.print_exc()
-        raise SystemExit(2) from problem
+        raise SystemExit(ExitCode.USAGE) from problem
     finally:
         stop()
 
@@ -81,7 +84,10 @@ def print_json(data: dict[str, Any]) -> None:
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, for machines.")]
 Epsilon = Annotated[float | None, typer.Option(help="Target epsilon. This or --noise-multiplier.")]
-Delta = Annotated[float, typer.Option(help="Target delta.")]
+Delta = Annotated[
+    float | None,
+    typer.Option(help="Target delta. Default: a tenth of one over the number of units, rounded down to one digit."),
+]
 Noise = Annotated[
     float | None,
     typer.Option(help="Noise std over clip norm in one step, as DP-SGD users mean it (for the tree: at each node)."),
@@ -164,6 +170,6 @@ def run_or_resume(
     except KeyboardInterrupt:
         bar.stop()
         hint = "" if bar.path is None else f"; go on with: anyorder {command} --resume {bar.path}"
-        fail(f"stopped{hint}", 1)
+        fail(f"stopped{hint}", ExitCode.FAILED)
     finally:
         bar.stop()

@@ -1,14 +1,15 @@
 """`anyorder planner`: the planner as a page."""
 
+import json
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import Progress
 
-from anyorder.app.cli.exits import fail
-from anyorder.app.cli.output import one_line_errors
+from anyorder.app.cli.output import Json, one_line_errors, print_json
+from anyorder.app.exits import ExitCode, fail
+from anyorder.app.waiting import Steps
 from anyorder.errors import ArgumentError
 
 __all__ = ["planner"]
@@ -31,6 +32,7 @@ def planner(
     memories: Annotated[str | None, typer.Option(help=_OF + "Vectors that a mechanism may keep, or any.")] = None,
     ratios: Annotated[str | None, typer.Option(help=_OF + "Noise to batch, of the sweeps.")] = None,
     momentum: Annotated[float | None, typer.Option(help="Of the exported page: SGD's.")] = None,
+    as_json: Json = False,
 ) -> None:
     """Mechanisms side by side on a page: sliders for data, budget and order; on this machine alone.
 
@@ -56,14 +58,21 @@ def planner(
             listed = ", ".join("--" + name.replace("_", "-") for name in given)
             raise ArgumentError(f"{listed} must come with --export; the served page has sliders for them")
         try:
-            serve(port, lambda address: print(f"the planner is at {address} (Ctrl-C ends it)", flush=True))
+            serve(port, partial(_tell, as_json))
         except OSError as problem:
-            fail(f"port {port} cannot be used ({problem.strerror}); --port 0 takes any that is free", 2)
+            fail(f"port {port} cannot be used ({problem.strerror}); --port 0 takes any that is free", ExitCode.USAGE)
         return
-    with Progress(console=Console(stderr=True)) as bar:
-        task = bar.add_task("planning", total=None)
+    with Steps(*Steps.get_default_columns()) as bar:
+        task = bar.add_task("answers computed", total=None)
         size = write(export, Grid(**given), lambda done, whole: bar.update(task, completed=done, total=whole))
+    if as_json:
+        print_json({"output": str(export), "bytes": size})
+        return
     print(f"{export}: {size / 1e6:.2f} MB; open it in any browser")
+
+
+def _tell(as_json: bool, address: str) -> None:
+    print(json.dumps({"address": address}) if as_json else f"the planner is at {address} (Ctrl-C ends it)", flush=True)
 
 
 def _listed(name: str, text: str | None, kind: Any) -> tuple[Any, ...] | None:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from anyorder import checks
 from anyorder.accounting.risk import RATES
 from anyorder.accounting.selection import read_words
 from anyorder.app import planning
@@ -32,9 +33,10 @@ from anyorder.app.cli.output import (
     one_line_errors,
     print_json,
 )
+from anyorder.app.waiting import Wait
 from anyorder.errors import ArgumentError, MissingDependencyError
 from anyorder.formatting import counted, rounded_up
-from anyorder.plan.options import from_flat
+from anyorder.plan.options import default_delta, from_flat
 from anyorder.plan.planner import compare
 
 # ----------------------------------------------------------------------------------------------------
@@ -47,7 +49,7 @@ def plan(
     batch_size: Batch,
     epochs: Epochs = 1,
     epsilon: Epsilon = None,
-    delta: Delta = 1e-5,
+    delta: Delta = None,
     noise_multiplier: Noise = None,
     risk: Annotated[
         str | None,
@@ -80,7 +82,7 @@ def plan(
 
     $ anyorder plan --dataset-size 60000 --batch-size 500 --epsilon 2 --order any
 
-    .. plans every order that there is, shuffled and secret ones, and prints a
+    This plans every order that there is, shuffled and secret ones, and prints a
     table: error, what each needs, epsilon if the batches became known. The
     card, --save and --plot are of the best; name some with commas between.
     """
@@ -93,16 +95,16 @@ def plan(
     }  # fmt: skip
     orders = None
     if several is None:
-        chosen = planning.make_plan(noise_multiplier=noise_multiplier, risk=_risk(risk), order=order, **asked)
+        with Wait("fitting the mechanism and finding its noise"):
+            chosen = planning.make_plan(noise_multiplier=noise_multiplier, risk=_risk(risk), order=order, **asked)
     else:
-        with Console(stderr=True).status("planning ..") as status:
+        with Wait("planning") as wait:
             refused = {"noise_multiplier": noise_multiplier, "risk": risk}
             asked |= {name: value for name, value in refused.items() if value is not None}
-            orders = compare(
-                several, progress=lambda word: status.update(f"planning order {word} .."), **from_flat(asked)
-            )
+            orders = compare(several, progress=lambda word: wait.update(f"planning order {word}"), **from_flat(asked))
         chosen = orders.best
-    rows = planning.compare(chosen, memory) if compared else []
+    with Wait("comparing mechanisms"):
+        rows = planning.compare(chosen, memory) if compared else []
     if save is not None:
         chosen.save(save)
     if plot is not None:
@@ -148,7 +150,7 @@ def epsilon(
     dataset_size: Size,
     batch_size: Batch,
     epochs: Epochs = 1,
-    delta: Delta = 1e-5,
+    delta: Delta = None,
     order: Order = None,
     mechanism: MechanismName = "independent",
     estimator: Estimator = "full",
@@ -172,21 +174,22 @@ def epsilon(
     if order == "poisson" and mechanism == "independent":
         mechanism = "poisson"
     words = planning.mechanism_words(mechanism, estimator, restart_every, completion)
-    truth = planning.make_plan(
-        **words, delta=delta, noise_multiplier=noise_multiplier, order=order,
-        dataset_size=dataset_size, batch_size=batch_size, epochs=epochs,
-    )  # fmt: skip
+    with Wait("computing epsilon"):
+        truth = planning.make_plan(
+            **words, delta=delta, noise_multiplier=noise_multiplier, order=order,
+            dataset_size=dataset_size, batch_size=batch_size, epochs=epochs,
+        )  # fmt: skip
     claim = None
     if mechanism == "independent":
         with contextlib.suppress(MissingDependencyError):  # the truth needs no such accountant
-            claim = planning.poisson_claim(noise_multiplier, batch_size, dataset_size, truth.n, delta)
+            claim = planning.poisson_claim(noise_multiplier, batch_size, dataset_size, truth.n, truth.delta)
     if as_json:
         sampled = {"poisson_epsilon": claim, "poisson_epsilon_holds": truth.participation.secret}
-        told = {"epsilon": truth.epsilon, "delta": delta, "mu": truth.mu, "steps": truth.n}
+        told = {"epsilon": truth.epsilon, "delta": truth.delta, "mu": truth.mu, "steps": truth.n}
         print_json({**told, "attacks": truth.reach.to_dict(), **sampled})
         return
     mu = "" if truth.mu is None else f"mu = {rounded_up(truth.mu)} (Gaussian DP), which is "
-    print(f"{mu}epsilon = {rounded_up(truth.epsilon)} at delta = {delta:g} ({truth.participation.describe()})")
+    print(f"{mu}epsilon = {rounded_up(truth.epsilon)} at delta = {truth.delta:g} ({truth.participation.describe()})")
     print("What it means: the strongest attacker who wrongly accuses")
     for fpr, tpr in zip(RATES, truth.reach.tprs, strict=True):
         print(
@@ -219,7 +222,6 @@ def report_goals(
         float,
         typer.Option(help="Noise std over clip norm over report goal, at which the model is good enough: public runs."),
     ],
-    delta: Annotated[float, typer.Option(help="Target delta, below 1 / population.")],
     goals: Annotated[
         str | None, typer.Option("--goals", help="Report goals, as 100,1000,5000. Default: ten of them, evenly in log.")
     ] = None,
@@ -234,6 +236,7 @@ def report_goals(
     ] = "timer",
     restart_every: Annotated[int, typer.Option(help="Tree: a fresh one every so many passes; 0 for never.")] = 1,
     momentum: Momentum = 0.0,
+    delta: Delta = None,
     conversion: Annotated[str, typer.Option(help="exact; rdp or zcdp to compare with papers.")] = "exact",
     plot: Annotated[Path | None, typer.Option(help="Write a PNG: epsilon against report goal.")] = None,
     as_json: Json = False,
@@ -252,12 +255,14 @@ def report_goals(
 
     if plot is not None:
         can_draw(plot)
+    delta = default_delta(checks.integer("population", population, low=1)) if delta is None else delta
     chosen = _default(population) if goals is None else _numbers(goals)
-    first = epsilon_by_report_goal(
-        population, rounds, noise_ratio, chosen, delta, mechanism=mechanism, order=order,
-        restart_every=restart_every, momentum=momentum, conversion=conversion,
-    )  # fmt: skip
-    others = {name: at_same_error(first, name, restart_every=restart_every) for name in compare or ()}
+    with Wait("planning each report goal"):
+        first = epsilon_by_report_goal(
+            population, rounds, noise_ratio, chosen, delta, mechanism=mechanism, order=order,
+            restart_every=restart_every, momentum=momentum, conversion=conversion,
+        )  # fmt: skip
+        others = {name: at_same_error(first, name, restart_every=restart_every) for name in compare or ()}
     lines = {mechanism: first, **others}
     about = f"{counted(population, 'user')}, {counted(rounds, 'round')}, delta {delta:g}"
     if plot is not None:

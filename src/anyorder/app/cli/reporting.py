@@ -8,8 +8,8 @@ import typer
 from rich.console import Console
 
 from anyorder.app import report as report_file
-from anyorder.app.cli.exits import fail
 from anyorder.app.cli.output import Json, one_line_errors, print_json
+from anyorder.app.exits import ExitCode, fail
 from anyorder.budget.search import REPORT
 from anyorder.errors import ArgumentError
 
@@ -60,10 +60,10 @@ def report(
     if as_json:
         print_json({"ok": made.problem is None, "output": str(place), "problem": made.problem})
         if made.problem is not None:
-            raise typer.Exit(1)
+            raise typer.Exit(ExitCode.FAILED)
         return
     if made.problem is not None:
-        fail(f"NOT {'checked' if made.unread else 'verified'}, as {place} says: {made.problem}", 1)
+        fail(f"NOT {'checked' if made.unread else 'verified'}, as {place} says: {made.problem}", ExitCode.FAILED)
     Console().print(f"report: {place}", highlight=False, markup=False, soft_wrap=True)
 
 

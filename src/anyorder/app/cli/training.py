@@ -32,12 +32,16 @@ __all__ = ["train"]
 @one_line_errors
 def train(
     dataset: Annotated[
-        str | None, typer.Option(help="digits, mnist, fashion_mnist, cifar10, or module:function -> (train, test).")
+        str | None,
+        typer.Option(
+            help="digits, mnist, fashion_mnist, cifar10, or module:function -> (train, test). Default: digits."
+        ),
     ] = None,
     model: Annotated[
         str | None,
         typer.Option(
-            help="patches, scattering, mlp, cnn, linear, or module:function, called with (input_shape, num_classes)."
+            help="patches, scattering, mlp, cnn, linear, or module:function, called with (input_shape, num_classes). "
+            "Default: by the data set."
         ),
     ] = None,
     data_dir: Annotated[str | None, typer.Option(help="Folder with the data set's parquet files.")] = None,
@@ -45,13 +49,27 @@ def train(
         int | None, typer.Option(help="Number of classes, for a data set of your own; other labels count for nothing.")
     ] = None,
     epsilon: Epsilon = None,
-    delta: Annotated[float | None, typer.Option(help="Target delta. Default: 1e-5.")] = None,
+    delta: Annotated[
+        float | None,
+        typer.Option(
+            help="Target delta. Default: 1e-5 for data sets by name; for your own 0.1 / examples, rounded down."
+        ),
+    ] = None,
     noise_multiplier: Noise = None,
-    batch_size: Annotated[int | None, typer.Option(help="Examples in a step.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the data.")] = None,
-    lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Examples in a step. Default: by the data set; of your own, 100.")
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help="Passes over the data. Default: by the data set; of your own, 5.")
+    ] = None,
+    lr: Annotated[
+        float | None, typer.Option(help="Learning rate. Default: by data set and model; of your own, 0.1.")
+    ] = None,
     momentum: Annotated[float | None, typer.Option(help="Of SGD or FTRL. Default: 0.9.")] = None,
-    clip_norm: Annotated[float | None, typer.Option(help="L2 bound on one example's gradient.")] = None,
+    clip_norm: Annotated[
+        float | None,
+        typer.Option(help="L2 bound on one example's gradient. Default: 1; 0.02 for patches and scattering."),
+    ] = None,
     mechanism: Annotated[str | None, typer.Option(help=MECHANISM)] = None,
     estimator: Annotated[str | None, typer.Option(help=ESTIMATOR)] = None,
     restart_every: RestartEvery = None,
@@ -62,9 +80,17 @@ def train(
     secure: Annotated[
         bool | None, typer.Option("--secure", help="Exact integers in place of floating-point noise; not with poisson.")
     ] = None,
-    optimizer: Annotated[str | None, typer.Option(help="sgd or ftrl.")] = None,
-    schedule: Annotated[str | None, typer.Option(help="Of the learning rate: constant, or linear, down to 0.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of initial weights and data order; never of the noise.")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="sgd or ftrl. Default: sgd.")] = None,
+    schedule: Annotated[
+        str | None,
+        typer.Option(
+            help="Of the learning rate: constant, or linear, down to 0. Default: constant; linear for "
+            "patches and scattering."
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Of initial weights and data order; never of the noise. Default: 0.")
+    ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, .. Default: cpu.")] = None,
     checkpoint_every: Annotated[
         int | None, typer.Option(help="Steps from one checkpoint to the next. Default: each epoch's end.")

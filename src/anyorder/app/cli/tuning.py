@@ -10,14 +10,15 @@ from rich.console import Console
 
 from anyorder.app import report as report_file
 from anyorder.app.cards import facts_panel
-from anyorder.app.cli.exits import fail
 from anyorder.app.cli.output import BudgetFile, Delta, Json, one_line_errors, print_json
+from anyorder.app.exits import ExitCode, fail
 from anyorder.app.text import load_function
 from anyorder.budget.file import Budget
 from anyorder.budget.search import CERTIFICATE, REPORT, PrivateScore, Search, Trial
 from anyorder.budget.search import tune as search
 from anyorder.errors import ArgumentError, CertificateError
 from anyorder.formats import read_json
+from anyorder.plan.options import default_delta
 
 __all__ = ["tune"]
 
@@ -30,7 +31,7 @@ def tune(
     space: Annotated[Path, typer.Option(help="JSON: {'space': {name: values}, 'plan': {keyword of ao.plan: value}}.")],
     output: Annotated[Path, typer.Option(help="Folder of the search; the same command goes on there after a kill.")],
     epsilon: Annotated[float, typer.Option(help="Target epsilon of the whole search.")],
-    delta: Delta = 1e-5,
+    delta: Delta = None,
     runs: Annotated[
         int | None,
         typer.Option(help="Mean of the number of runs; with law fixed, the number. Default: 50; all settings."),
@@ -76,6 +77,13 @@ def tune(
             f"how far one person moves a score of private data; got {'both' if public_score else 'neither'}"
         )
     asked = _asked(space)
+    if delta is None:
+        units = asked.get("plan", {}).get("dataset_size")
+        if type(units) is not int or units < 1:
+            raise ArgumentError(
+                "--delta must be given where the plan of --space has no dataset_size that it follows from"
+            )
+        delta = default_delta(units)
     made = load_function(function, "--function")
     console = Console(stderr=as_json)
     if law != "fixed":
@@ -88,7 +96,7 @@ def tune(
             budget=None if budget is None else Budget(budget),
         )  # fmt: skip
     except KeyboardInterrupt:
-        fail(f"stopped, with nothing shown: the same command goes on in {output}", 1)
+        fail(f"stopped, with nothing shown: the same command goes on in {output}", ExitCode.FAILED)
     report_file.write_search(output)
     if as_json:
         print_json(_as_dict(found, output))

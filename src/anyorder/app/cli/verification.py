@@ -8,14 +8,14 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
 
 from anyorder.accounting.amplification.claims import Amplified, fresh_interval, watched
 from anyorder.accounting.curves import Curve, Gaussian, compose
 from anyorder.app import report as audit_files
 from anyorder.app.cards import card, facts_panel, receipt_facts, search_verdict, verdict
-from anyorder.app.cli.exits import fail
 from anyorder.app.cli.output import Json, one_line_errors, print_json
+from anyorder.app.exits import ExitCode, fail
+from anyorder.app.waiting import Steps
 from anyorder.budget.claim import FORMAT as SEARCH
 from anyorder.budget.claim import SearchCertificate
 from anyorder.errors import AnyorderError, ArgumentError, CertificateError, LimitError
@@ -118,10 +118,10 @@ def verify(
     except AnyorderError as problem:
         if as_json:
             print_json({"ok": False, "file": str(file), "problem": str(problem)})
-            raise typer.Exit(1) from problem
+            raise typer.Exit(ExitCode.FAILED) from problem
         if isinstance(problem, LimitError):
-            fail(f"NOT checked to its end, and nothing in it is known to be wrong: {problem}", 1)
-        fail(f"NOT verified: {problem}", 1)
+            fail(f"NOT checked to its end, and nothing in it is known to be wrong: {problem}", ExitCode.FAILED)
+        fail(f"NOT verified: {problem}", ExitCode.FAILED)
     checked, unseen = verdict(found, fresh)
     if attacked is not None:
         checked.append(f"as its file says: {attacked}")
@@ -234,8 +234,8 @@ def _verify_together(files: list[Path], receipts: list[Path], large: bool, as_js
     except AnyorderError as problem:
         if as_json:
             print_json({"ok": False, "files": [str(file) for file in files], "problem": str(problem)})
-            raise typer.Exit(1) from problem
-        fail(f"NOT verified: {problem}", 1)
+            raise typer.Exit(ExitCode.FAILED) from problem
+        fail(f"NOT verified: {problem}", ExitCode.FAILED)
     if as_json:
         each = [{"file": str(file), "claims": one.plan.claims()} for file, one in zip(files, found, strict=True)]
         print_json({"ok": True, "files": each, "together": {"epsilon": epsilon, "delta": delta, "mu": together.mu}})
@@ -288,7 +288,7 @@ def _drawn_again(plan: Plan) -> str:
 @contextmanager
 def _bar() -> Iterator[Callable[[int, int], None]]:
     """A progress bar on standard error, that shows itself once samples are drawn."""
-    bar = Progress(console=Console(stderr=True), transient=True)
+    bar = Steps(*Steps.get_default_columns(), transient=True)
     task = bar.add_task("samples", total=None)
 
     def tell(done: int, total: int) -> None:

@@ -1,0 +1,136 @@
+"""The reference of the command line in docs/cli.md, from the commands themselves.
+
+python -m benchmarks.cli_page          # writes it
+python -m benchmarks.cli_page --check  # says whether it is as the commands are
+"""
+
+import argparse
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from anyorder.app.cli import COMMANDS, load_command
+from anyorder.app.exits import MEANINGS
+
+PAGE = Path(__file__).parents[1] / "docs" / "cli.md"
+_PLACE = "<!-- {}: written by `python -m benchmarks.cli_page` -->"
+_END = "<!-- end of what is written by a command -->"
+
+
+def page(text: str) -> str:
+    """The page with its generated parts as the commands are now."""
+    for name, made in (("exit codes", exit_codes()), ("reference", reference())):
+        begin = re.escape(_PLACE.format(name))
+        text, count = re.subn(
+            f"({begin}\n).*?({re.escape(_END)})", lambda found, made=made: f"{found[1]}\n{made}\n{found[2]}", text,
+            flags=re.DOTALL,
+        )  # fmt: skip
+        if count != 1:
+            raise ValueError(f"docs/cli.md must have one place for the {name}, and has {count}")
+    return text
+
+
+def exit_codes() -> str:
+    """One table of all exit codes."""
+    rows = [f"| {int(code)} | {text} |" for code, text in MEANINGS.items()]
+    return "\n".join(["| code | meaning |", "|---|---|", *rows]) + "\n"
+
+
+def reference() -> str:
+    """Every command: what it does, examples, options."""
+    return "\n".join(_all_commands())
+
+
+def _all_commands() -> Iterator[str]:
+    group = None
+    for name, (panel, _, _) in COMMANDS.items():
+        if panel != group:
+            group = panel
+            yield f"### {group}\n"
+        command = load_command(name)
+        found = getattr(command, "commands", None)
+        if found is None:
+            yield from _one(f"anyorder {name}", command)
+        else:
+            yield f"#### anyorder {name}\n\n{_words(command.help)}\n"
+            for inner, one in found.items():
+                yield from _one(f"anyorder {name} {inner}", one)
+
+
+def _one(name: str, command: Any) -> Iterator[str]:
+    arguments = [one for one in command.params if one.param_type_name == "argument"]
+    options = [one for one in command.params if one.param_type_name == "option"]
+    needed = [f"{one.opts[-1]} {_value(one)}" for one in options if one.required]
+    usage = " ".join([name, *(_metavar(one) for one in arguments), *needed, "[OPTIONS]"])
+    yield f"#### {name}\n\n```text\n{usage}\n```\n\n{_words(command.help)}\n"
+    rows = [
+        *(f"| `{_metavar(one)}` | {_default(one)} | {_cell(one.help)} |" for one in arguments),
+        *(f"| `{one.opts[-1]}{_type(one)}` | {_default(one)} | {_cell(one.help)} |" for one in options),
+    ]
+    yield "| option | default | meaning |\n|---|---|---|\n" + "\n".join(rows) + "\n"
+
+
+def _words(text: str) -> str:
+    """The help as Markdown: lines that begin with a prompt are examples."""
+    made: list[str] = []
+    for paragraph in text.split("\n\n"):
+        line = " ".join(paragraph.split())
+        if line.startswith("$ "):
+            if made and made[-1].startswith("```bash"):
+                made[-1] = made[-1].removesuffix("\n```") + f"\n{line[2:]}\n```"
+            else:
+                made.append(f"```bash\n{line[2:]}\n```")
+        elif line:
+            made.append(_plain(re.sub(r"^\.\. ", "Add ", line)))
+    return "\n\n".join(made)
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"\[/?bold\]", "`", text).replace("<", "&lt;")
+
+
+_SAID = re.compile(r"\s*Default: (.*?)\.?$")  # at the end of a help, where a default is no value
+
+
+def _cell(text: str | None) -> str:
+    """The help without its default, which has a column."""
+    return _plain(_SAID.sub("", " ".join((text or "").split()))).replace("|", "\\|")
+
+
+def _metavar(argument: Any) -> str:
+    name = argument.human_readable_name.upper()
+    return f"{name} .." if argument.nargs == -1 else name if argument.required else f"[{name}]"
+
+
+def _value(option: Any) -> str:
+    return str(option.metavar or option.type.name.upper())
+
+
+def _type(option: Any) -> str:
+    return "" if option.is_flag else f" {_value(option)}"
+
+
+def _default(parameter: Any) -> str:
+    if parameter.required:
+        return "needed"
+    value = parameter.default
+    if value is None or value is False or callable(value):
+        said = _SAID.search(" ".join((parameter.help or "").split()))
+        return "" if said is None else _plain(said[1])
+    return f"`{getattr(value, 'value', value)}`"
+
+
+def main() -> None:
+    """Write the page, or say whether it is as it should be."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    old = PAGE.read_text(encoding="utf-8")
+    new = page(old)
+    if parser.parse_args().check:
+        raise SystemExit(0 if new == old else "docs/cli.md is not as the commands are: python -m benchmarks.cli_page")
+    PAGE.write_text(new, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
