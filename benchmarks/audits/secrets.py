@@ -6,8 +6,8 @@ with epsilon 8 at delta 1e-5 for a sequence, by correlated noise, in an order th
 learning rate is nearly the best for held-out text in the private training; a larger one remembers more.
 
 Ours is of the canaries in the text, the peer of those that were left out: chance, whatever the model. The whole part
-(some ten minutes on one core) also rewrites the table in docs/experiments.md and docs/secrets.png. The corpus is read from
-../shared/data/brown beside the repository: a Parquet file with a column "sentences".
+(some ten minutes on one core) also rewrites the table in docs/experiments.md and docs/secrets.png. The corpus is read
+from ../shared/data/brown beside the repository: a Parquet file with a column "sentences".
 """
 
 from collections.abc import Iterator

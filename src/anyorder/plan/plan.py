@@ -422,8 +422,7 @@ class Plan:
 
     def _delta(self) -> list[tuple[str, str]]:
         """Whether delta is the default, or would by itself let a unit drawn at random be published: (0, 1 / n)."""
-        order = self.participation
-        n = len(order.units) if type(order) is KnownOrder else self.dataset_size  # which may be that of their examples
+        n = number_of_units(self)
         if n is not None and n >= 1 and self.delta == default_delta(n):
             return [("delta", f"the default: a tenth of 1 / {n}, rounded down to one digit")]
         if n is None or self.delta * n < 1:
