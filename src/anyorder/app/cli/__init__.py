@@ -44,7 +44,7 @@ COMMANDS = {
         "Epsilon against report goal: what more users in a round buy, for a population.",
     ),
     "report": (
-        ACCOUNT, "reporting:report", "Write the report of a run: one page to read, print and sign off."
+        ACCOUNT, "reporting:report", "Write the report of a run: one page to read, print and sign."
     ),
     "publish": (
         ACCOUNT, "publishing:publish", "Copy the files of a run that may be shown into a folder of their own."
