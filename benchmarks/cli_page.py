@@ -21,11 +21,10 @@ _END = "<!-- end of what is written by a command -->"
 def page(text: str) -> str:
     """The page with its generated parts as the commands are now."""
     for name, made in (("exit codes", exit_codes()), ("reference", reference())):
-        begin = re.escape(_PLACE.format(name))
-        text, count = re.subn(
-            f"({begin}\n).*?({re.escape(_END)})", lambda found, made=made: f"{found[1]}\n{made}\n{found[2]}", text,
-            flags=re.DOTALL,
-        )  # fmt: skip
+        begin, end = _PLACE.format(name), _END
+        count = text.count(begin)
+        before, _, rest = text.partition(begin)
+        text = f"{before}{begin}\n\n{made}\n{end}{rest.partition(end)[2]}"
         if count != 1:
             raise ValueError(f"docs/cli.md must have one place for the {name}, and has {count}")
     return text

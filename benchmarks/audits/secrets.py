@@ -6,8 +6,8 @@ with epsilon 8 at delta 1e-5 for a sequence, by correlated noise, in an order th
 learning rate is nearly the best for held-out text in the private training; a larger one remembers more.
 
 Ours is of the canaries in the text, the peer of those that were left out: chance, whatever the model. The whole part
-(some ten minutes on one core) also rewrites the table in docs/audit.md and docs/secrets.png. The corpus is read from
-../shared/data/brown beside the repository: a Parquet file with a column "sentences".
+(some ten minutes on one core) also rewrites the table in docs/experiments.md and docs/secrets.png. The corpus is read
+from ../shared/data/brown beside the repository: a Parquet file with a column "sentences".
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ from benchmarks._report import Row
 
 ROOT = Path(__file__).resolve().parents[2]
 BROWN = ROOT.parent / "shared" / "data" / "brown"
-PAGE = ROOT / "docs" / "audit.md"
+PAGE = ROOT / "docs" / "experiments.md"
 BEGIN, END = "<!-- written by benchmarks/audits/secrets.py -->", "<!-- end of what it wrote -->"
 
 REPEATS = (1, 3, 9, 15)
@@ -83,7 +83,7 @@ def _high(values: Any) -> float:
 
 
 def _write(done: dict[tuple[int, str], Shared]) -> None:
-    """The table in docs/audit.md, and docs/secrets.png."""
+    """The table in docs/experiments.md, and docs/secrets.png."""
     table = [
         "| training | times | exposure: mean | median | 90 % | chi²/count (p) | perplexity | epsilon of a canary: at "
         "least, claimed |",

@@ -1,4 +1,4 @@
-"""The faults of Flower's wrappers that docs/flower.md tells of are there, and the server here has none of them."""
+"""The faults of Flower's wrappers that docs/compared.md tells of are there, and the server here has none of them."""
 
 import numpy as np
 import pytest

@@ -11,7 +11,7 @@ import os
 import re
 import stat
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from html import escape
@@ -285,10 +285,21 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
 
 
-def html_table(rows: Iterable[tuple[str, str]]) -> str:
-    """(name, text) rows for a notebook, escaped."""
-    cells = (f"<tr><th>{escape(printable(name))}</th><td>{escape(printable(text))}</td></tr>" for name, text in rows)
-    return f"<table>{''.join(cells)}</table>"
+def html_table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:
+    """Rows of texts for a notebook, each headed by its first; every text is escaped.
+
+    Args:
+        head: names of the columns, where they have some.
+    """
+    made = [_html_row(len(head), head)] if head else []
+    made += [_html_row(1, row) for row in rows]
+    return f"<table>{''.join(made)}</table>"
+
+
+def _html_row(heads: int, texts: Sequence[str]) -> str:
+    names = ("th" if i < heads else "td" for i in range(len(texts)))
+    cells = (f"<{name}>{escape(printable(text))}</{name}>" for name, text in zip(names, texts, strict=True))
+    return f"<tr>{''.join(cells)}</tr>"
 
 
 def quoted(value: Any, most: int = 60) -> str:

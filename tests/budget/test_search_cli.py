@@ -123,6 +123,7 @@ def test_a_grid_from_the_shell_shows_all(place):
     assert "ok  that no two runs have the same noise key" in shown.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("file", "code"), [("broken", 1), ("leaves", 1), ("stopped", 1)])
 def test_a_search_that_fails_says_nothing_of_its_runs(file, code, place):
     (place / file).touch()

@@ -97,6 +97,7 @@ def _line(log: Path, text: str) -> None:
         file.write(f"{text}\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("law", ["geometric", "fixed"])
 def test_killed_at_any_point_and_resumed(law, tmp_path):
     for first in range(100):  # a key of some runs, not many

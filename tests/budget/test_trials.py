@@ -42,6 +42,7 @@ def sequence(count):
     return [torch.nn.Linear(3, 1).weight.detach().flatten().tolist() for _ in range(count)]
 
 
+@pytest.mark.slow
 def test_each_run_begins_anew_and_its_generators_follow_from_the_key():
     """So nothing of the best run tells how many came before."""
     torch.manual_seed(0)

@@ -451,7 +451,7 @@ def test_stages_of_another_round_are_refused():
 
 
 def test_masks_of_flower_come_from_32_bits():
-    """What docs/flower.md says of them: keys of 256 bits that agree in the XOR of their words give one mask."""
+    """What docs/federated.md says of them: keys of 256 bits that agree in the XOR of their words give one mask."""
     from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen
 
     word = (77).to_bytes(4, "little")

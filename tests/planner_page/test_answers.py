@@ -8,7 +8,7 @@ import pytest
 import anyorder as ao
 from anyorder.accounting.poisson import poisson_epsilon
 from anyorder.app.planner_page import PlanQuestion, answer
-from anyorder.app.planner_page.answers import MAX_STEPS, Sweep, cells, pieces, sampled
+from anyorder.app.planner_page.answers import MAX_STEPS, Sweep, cells, first, pieces, sampled
 from anyorder.app.planning import compare
 from anyorder.errors import ArgumentError
 from anyorder.optimize import choose, lower_bound
@@ -271,3 +271,22 @@ def test_the_cost_of_a_question_is_bounded():
     (cell, end) = pieces("sweep", {"base": {**SIZES, "dataset_size": 10**6}, "batch_sizes": [1], "epoch_counts": [1]})
     assert "at most" in cell["refused"]
     assert end["kind"] == "end"
+
+
+@pytest.mark.parametrize("order", ["shuffled", "fixed", "balls-in-bins", "random-allocation"])
+def test_a_first_answer_comes_before_any_fit_and_holds(order, monkeypatch):
+    monkeypatch.setattr("anyorder.app.planner_page.answers.choose", None)
+    (found,) = first(asked(order=order))
+    assert found["rough"]
+    assert found["secret"] is (order not in ("shuffled", "fixed"))
+    plan = flat_plan(**{**SIZES, "order": "shuffled"}, mechanism="independent")
+    (row,) = found["rows"]
+    assert row["error"] == pytest.approx(plan.noise_error(), rel=NEAR)
+    assert found["epsilon"] == pytest.approx(plan.epsilon, rel=NEAR)
+    assert found["epsilon"] <= 2
+    with_noise = flat_plan(
+        **{name: value for name, value in {**SIZES, "order": order}.items() if name != "epsilon"},
+        mechanism="independent", noise_multiplier=row["noise_multiplier"],
+    )  # fmt: skip
+    assert with_noise.known_epsilon is None or with_noise.known_epsilon <= 2 * (1 + NEAR)
+    assert list(first(asked(order="poisson"))) == []

@@ -59,6 +59,7 @@ def of_shell(page):
     return ao.Plan.from_dict(json.loads(done.stdout)["plan"])
 
 
+@pytest.mark.slow
 def test_a_slider_moved_by_keyboard_gives_the_numbers_of_the_plan(page, address):
     page.goto(address)
     page.select_option("#in-order", "fixed")
@@ -72,7 +73,7 @@ def test_a_slider_moved_by_keyboard_gives_the_numbers_of_the_plan(page, address)
     page.locator("#python", has_text="epsilon=2.5").wait_for()
     answered(page)
     after = rows(page)
-    plan = ao.plan(dataset_size=400, batch_size=20, epochs=2, order="fixed", epsilon=2.5, delta=1e-5)
+    plan = ao.plan(dataset_size=400, batch_size=20, epochs=2, order="fixed", epsilon=2.5)
     best = page.get_attribute("#mechanisms tr.best", "data-name")
     assert after[best]["error"] == pytest.approx(plan.noise_error(), rel=NEAR)
     assert after[best]["noise_multiplier"] == pytest.approx(plan.noise_multiplier, rel=NEAR)
@@ -86,7 +87,7 @@ def test_a_slider_moved_by_keyboard_gives_the_numbers_of_the_plan(page, address)
     assert (
         found
         == of_shell(page)
-        == ao.plan(dataset_size=400, batch_size=20, epochs=2, order="fixed", epsilon=2.5, delta=1e-5, mechanism="tree")
+        == ao.plan(dataset_size=400, batch_size=20, epochs=2, order="fixed", epsilon=2.5, mechanism="tree")
     )
     assert after["tree"]["error"] == pytest.approx(found.noise_error(), rel=NEAR)
     assert {page.evaluate("() => location.origin") + "/"} == {
@@ -131,7 +132,7 @@ def test_both_views_fit_the_screen(page, address, width, scheme):
     told = page.inner_text("#readout")
     batch, epochs = int(cell.get_attribute("data-batch")), int(cell.get_attribute("data-epochs"))
     assert f"batch {batch}, {epochs} epochs" in told
-    plan = ao.plan(dataset_size=400, batch_size=batch, epochs=epochs, epsilon=2.0, delta=1e-5, mechanism="independent")
+    plan = ao.plan(dataset_size=400, batch_size=batch, epochs=epochs, epsilon=2.0, mechanism="independent")
     assert json.loads(cell.get_attribute("data-value")) == pytest.approx(plan.noise_multiplier / batch, rel=NEAR)
     page.keyboard.press("Enter")  # plans it
     page.locator("#command", has_text=f"--batch-size {batch} --epochs {epochs} ").wait_for(timeout=120_000)
@@ -257,7 +258,7 @@ def test_a_single_epoch_is_one_epoch_in_any_order_and_momentum_is_copied_too(pag
     page.select_option("#in-order", "single")
     page.locator("#python", has_text="epochs=1").wait_for()
     answered(page)
-    plan = ao.plan(dataset_size=400, batch_size=20, epochs=1, epsilon=2.0, delta=1e-5, optimizer=ao.SGD(momentum=0.9))
+    plan = ao.plan(dataset_size=400, batch_size=20, epochs=1, epsilon=2.0, optimizer=ao.SGD(momentum=0.9))
     assert of_python(page) == of_shell(page) == plan
     best = page.get_attribute("#mechanisms tr.best", "data-name")
     assert rows(page)[best]["error"] == pytest.approx(plan.noise_error(), rel=NEAR)

@@ -26,6 +26,7 @@ from anyorder.app.charts import (
     sampled_noise,
     tag,
 )
+from anyorder.app.form import Form
 from anyorder.app.report import Attacked, Shown, html_refusal
 from anyorder.budget.claim import SearchCertificate, SearchClaim
 from anyorder.budget.laws import Geometric
@@ -129,6 +130,7 @@ def test_no_text_can_be_markup(text_):
     shown = Shown(
         title=text_, training=((text_, text_),), score=((text_, text_),), budget=text_, notes=(text_,), label=text_,
         accuracy=((1, 0.5), (2, 0.7)), audit=Attacked(canaries=5, p_value=0.5),
+        form=Form(owner=text_, purpose=text_, data_set=text_, prepared=text_),
     )  # fmt: skip
     for page in (html_report(CLAIMS["fixed"], shown), html_refusal(text_, shown)):
         reader = read(page)  # no script, no attribute that acts, all tags matched

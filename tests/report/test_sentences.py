@@ -12,7 +12,8 @@ from anyorder.accounting.risk import point_reach
 from anyorder.app import html_report
 from anyorder.app.cards import receipt_facts, search_verdict, verdict, whom
 from anyorder.app.charts import _examples
-from anyorder.app.report import Attacked, Shown, _percent
+from anyorder.app.form import percent
+from anyorder.app.report import Attacked, Shown
 from anyorder.budget.claim import SearchCertificate
 from anyorder.budget.laws import Fixed
 from anyorder.formatting import rounded_up
@@ -66,7 +67,7 @@ def test_the_numbers_below_the_promise_are_of_the_same_promise_and_never_smaller
 
 @pytest.mark.parametrize("share", [0.5, 0.5001, 0.61234, 0.98999, 0.9991, 0.99951, 0.999999, 1.0])
 def test_a_share_is_rounded_up_and_near_the_whole_to_more_digits(share):
-    shown = float(_percent(share))
+    shown = float(percent(share))
     assert 100 * share - 1e-9 <= shown < min(100.0001, 100 * share + (0.1 if share < 0.999 else 0.001))
 
 

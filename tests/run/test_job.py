@@ -178,6 +178,7 @@ train(settings, sys.argv[1], observer=Killer(), key=bytes(range(32)))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("step", "every", "order", "optimizer"),
     [

@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 JOBS = ("release",)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux" or shutil.which("cc") is None, reason="needs LD_PRELOAD and a C compiler")
 def test_what_is_killed_and_started_again_releases_each_step_once():
     done = subprocess.run(

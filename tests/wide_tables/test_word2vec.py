@@ -172,6 +172,7 @@ def _read(path):
     return [row[0] for row in rows], np.array([[float(number) for number in row[1:]] for row in rows])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("unit", "way"),
     [("pair", "--lazy"), ("document", "--selection counts")],

@@ -29,6 +29,7 @@ from anyorder.formatting import counted, one_of, rounded_down, rounded_up
 from anyorder.participation import KnownOrder
 from anyorder.patterns import Listed, Participation, PerEpoch, Separated
 from anyorder.plan.cost import check_plan
+from anyorder.plan.pictures import FIRST_COLOUR, new_axes, noise_lines, style_of
 from anyorder.plan.plan import Plan
 from anyorder.roots import doubled
 from anyorder.strategy import Independent, Strategy, Tree
@@ -86,10 +87,11 @@ def document(title: str, *body: str) -> str:
 
 _STYLE = """
 :root { --paper: #fff; --ink: #1c2430; --soft: #56606e; --rule: #d9dee5; --panel: #f5f7fa; --good: #17693f;
-  --good-paper: #e7f5ed; --bad: #a3161f; --bad-paper: #fdeaea; --accent: #0b5fa5;
+  --good-paper: #e7f5ed; --mid: #754600; --mid-paper: #fff3d6; --bad: #a3161f; --bad-paper: #fdeaea; --accent: #0b5fa5;
   --c0: #0b5fa5; --c1: #c2410c; --c2: #15803d; --c3: #7e3fb2; --c4: #57606a; }
 @media (prefers-color-scheme: dark) { :root { --paper: #14181e; --ink: #e6eaf0; --soft: #a0abb8; --rule: #333b46;
-  --panel: #1c222b; --good: #7fd6a4; --good-paper: #16301f; --bad: #ff9c9c; --bad-paper: #3b1618; --accent: #79b8f3;
+  --panel: #1c222b; --good: #7fd6a4; --good-paper: #16301f; --mid: #f0c674; --mid-paper: #33290f;
+  --bad: #ff9c9c; --bad-paper: #3b1618; --accent: #79b8f3;
   --c0: #79b8f3; --c1: #f6a56b; --c2: #74d39a; --c3: #c9a2f0; --c4: #a0abb8; } }
 * { box-sizing: border-box; }
 html { -webkit-text-size-adjust: 100%; text-size-adjust: 100%; }
@@ -101,7 +103,11 @@ h3 { font-size: 1rem; margin: 0 0 .3rem; } p { margin: .5rem 0; } .soft { color:
 .small { font-size: .875rem; } .whole { white-space: nowrap; }
 .banner { border-left: .3rem solid; border-radius: .3rem; padding: .7rem 1rem; margin: 1rem 0; }
 .good { color: var(--good); background: var(--good-paper); } .bad { color: var(--bad); background: var(--bad-paper); }
-.banner p { margin: .15rem 0; } .bad strong { font-size: 1.2rem; }
+.mid { color: var(--mid); background: var(--mid-paper); } .note { background: var(--panel); }
+.banner p { margin: .15rem 0; } .banner strong { font-size: 1.2rem; } .note strong { font-size: 1rem; }
+.banner th { width: 7rem; } td.mark { font-weight: 650; text-align: right; }
+.fill { min-height: 1.5rem; border-bottom: 1px solid var(--soft); } .nist td:nth-child(3) { width: 50%; }
+.sign .fill { min-height: 1.9rem; } .sign dl { grid-template-columns: 6rem 1fr; }
 .headline { background: var(--panel); border: 1px solid var(--rule); border-radius: .5rem; padding: 1rem 1.2rem; }
 .headline .number { font-size: 1.9rem; font-weight: 650; line-height: 1.25; letter-spacing: -.01em; }
 .cells { display: grid; grid-template-columns: repeat(auto-fit, minmax(13rem, 1fr)); gap: .8rem; margin-top: .9rem; }
@@ -130,10 +136,14 @@ pre { background: var(--panel); border: 1px solid var(--rule); border-radius: .4
   white-space: pre-wrap; }
 @media (max-width: 40rem) { dl { grid-template-columns: 1fr; } dd { border-top: 0; padding-top: 0; }
   .headline .number { font-size: 1.5rem; } }
+@page { size: A4; margin: 16mm 15mm; }
 @media print { :root { --paper: #fff; --ink: #000; --soft: #444; --rule: #bbb; --panel: #fff; --good: #17693f;
-  --good-paper: #fff; --bad: #a3161f; --bad-paper: #fff; --accent: #0b5fa5; --c0: #0b5fa5; --c1: #c2410c;
-  --c2: #15803d; --c3: #7e3fb2; --c4: #57606a; } body { font-size: 11pt; } main { max-width: none; padding: 0; }
-  figure, .headline, dt, dd, li, tr { break-inside: avoid; } h2 { break-after: avoid; } }
+  --good-paper: #fff; --mid: #754600; --mid-paper: #fff;
+  --bad: #a3161f; --bad-paper: #fff; --accent: #0b5fa5; --c0: #0b5fa5; --c1: #c2410c;
+  --c2: #15803d; --c3: #7e3fb2; --c4: #57606a; } body { font-size: 10pt; } main { max-width: none; padding: 0; }
+  .banner { border: 1px solid; border-left-width: .3rem; } .charts { grid-template-columns: 1fr 1fr; }
+  .cells { grid-template-columns: 1fr 1fr; }
+  figure, .banner, .sign, pre, .headline, dt, dd, li, tr { break-inside: avoid; } h2 { break-after: avoid; } }
 """
 
 
@@ -612,31 +622,12 @@ def figures(*parts: Html) -> Html:
 # Plots, written as PNG without a display.
 
 
-_COLOURS = ("#0b5fa5", "#d1495b", "#2e8b57", "#8a5fbf", "#c77800", "#3a9ea5", "#7a5230", "#6c757d")
-_STYLES = ("-", "--", "-.", ":")
-
-
 def plot_noise(plans: Mapping[str, Plan], path: str | Path, title: str) -> None:
     """Draw the noise in every iterate, a line for each named plan; see `Plan.noise_profile`.
 
     Where one of them is too long for that, the noise in the prefix sums of gradients is drawn of all, and named so.
     """
-    figure, axes = new_axes(title)
-    sums = not all(plan.reaches_iterates for plan in plans.values())
-    for i, (name, plan) in enumerate(plans.items()):
-        profile = plan.noise_profile(sums=sums)
-        steps = np.arange(1, len(profile) + 1)
-        axes.plot(steps, profile, _STYLES[i // len(_COLOURS) % len(_STYLES)], linewidth=1.4, label=name)
-    axes.set_xlabel("step")
-    unit = "clip norms" if sums else "clip norms, for learning rate 1 and batch size 1"
-    axes.set_ylabel(f"noise in the {'sum of gradients' if sums else 'iterate'}: std of one coordinate\n({unit})")
-    axes.set_xlim(left=0)
-    axes.set_ylim(bottom=0)
-    if len(plans) > 3:
-        figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
-    else:
-        axes.legend(frameon=False)
-    save_figure(figure, path)
+    save_figure(noise_lines(plans, title), path)
 
 
 def plot_accuracy(
@@ -645,10 +636,10 @@ def plot_accuracy(
     """Draw the test accuracy (fractions) after each epoch, or after the rounds `at` of a `label`, in percent."""
     figure, axes = new_axes(title)
     epochs, percent = np.arange(1, len(accuracy) + 1) if at is None else np.asarray(at), 100 * np.asarray(accuracy)
-    axes.plot(epochs, percent, "o-", color=_COLOURS[0], markersize=4, linewidth=1.6)
+    axes.plot(epochs, percent, "o-", color=FIRST_COLOUR, markersize=4, linewidth=1.6)
     axes.annotate(
         f"{percent[-1]:.1f} %", (epochs[-1], percent[-1]), xytext=(0, -16), textcoords="offset points", ha="center",
-        fontweight="bold", color=_COLOURS[0],
+        fontweight="bold", color=FIRST_COLOUR,
     )  # fmt: skip
     axes.set_xlabel(label)
     axes.set_ylabel("test accuracy (%)")
@@ -664,7 +655,7 @@ def plot_report_goals(lines: Mapping[str, Sequence[tuple[int, float]]], path: st
     for i, (name, points) in enumerate(lines.items()):
         drawn = [(goal, epsilon) for goal, epsilon in points if 0 < epsilon < float("inf")]
         goals, epsilons = zip(*drawn, strict=True) if drawn else ((), ())
-        style = "o" + _STYLES[i // len(_COLOURS) % len(_STYLES)]
+        style = "o" + style_of(i)
         axes.plot(goals, epsilons, style, markersize=4, linewidth=1.6, label=name)
     axes.set_xscale("log")
     axes.set_yscale("log")
@@ -682,18 +673,6 @@ def can_draw(path: Path) -> None:
     if not path.parent.is_dir() or path.is_dir():
         raise ArgumentError(f"cannot write a plot: plot must be a file in a folder that exists, got {str(path)!r}")
     checks.optional("matplotlib.figure", extra="train", purpose="drawing a plot")
-
-
-def new_axes(title: str) -> tuple[Any, Any]:
-    """A figure, and axes in the style of all plots here. Raises MissingDependencyError."""
-    module = checks.optional("matplotlib.figure", extra="train", purpose="drawing a plot")
-    figure = module.Figure(figsize=(7.2, 4.8), layout="constrained")
-    axes = figure.add_subplot()
-    axes.set_title(title, fontsize=11, loc="left")
-    axes.set_prop_cycle(color=_COLOURS)
-    axes.grid(alpha=0.3, linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure, axes
 
 
 def save_figure(figure: Any, path: str | Path) -> None:

@@ -3,9 +3,8 @@
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from math import ceil
 from pathlib import Path
 from typing import Any, assert_never
 
@@ -24,6 +23,19 @@ from anyorder.app.charts import (
     order_figure,
     tag,
 )
+from anyorder.app.form import (
+    Form,
+    Question,
+    counted_units,
+    nist_table,
+    particulars,
+    percent,
+    questions,
+    signatures,
+    strength,
+    strength_box,
+    strength_of,
+)
 from anyorder.audit.result import REFUTED
 from anyorder.budget.claim import FORMAT as SEARCH_FORMAT
 from anyorder.budget.claim import SearchCertificate
@@ -32,9 +44,11 @@ from anyorder.budget.search import CERTIFICATE as SEARCH
 from anyorder.errors import ArgumentError, CertificateError, LimitError
 from anyorder.formats import brief, load_json, mentions, printable, read_json, save_json
 from anyorder.formatting import counted, one_of, rounded_down, rounded_up
+from anyorder.plan.certificate import FORMAT as RUN_FORMAT
 from anyorder.plan.certificate import Certificate, Verification, verify
 from anyorder.plan.cost import is_large
 from anyorder.plan.plan import CANDIDATE, Plan, check_claims
+from anyorder.plan.plan import FORMAT as PLAN_FORMAT
 
 # ----------------------------------------------------------------------------------------------------
 # The report of a run: one page in one file, a pure function of what may be shown.
@@ -74,6 +88,7 @@ class Shown:
         audit: of a run of the same plan.
         budget: id of the budget that the run was entered in.
         notes: what was found in the folder and is not shown, each in a sentence.
+        form: what the owner states.
     """
 
     title: str = ""
@@ -84,23 +99,40 @@ class Shown:
     audit: Attacked | None = None
     budget: str | None = None
     notes: tuple[str, ...] = ()
+    form: Form = field(default_factory=Form)
 
 
-def html_report(claim: Plan | Certificate | SearchCertificate, shown: Shown | None = None, *, title: str = "") -> str:
+def html_report(
+    claim: Plan | Certificate | SearchCertificate,
+    shown: Shown | None = None,
+    *,
+    title: str = "",
+    owner: str = "",
+    purpose: str = "",
+    data_set: str = "",
+    prepared: str = "",
+    units: int | None = None,
+) -> str:
     """The report of a run, a plan or a search as a page of HTML in one text: no script, nothing from elsewhere.
 
-    It says what is promised to whom, what that rests on, how to check it, and draws noise, order and curve. All text
-    is escaped. A function of its arguments alone: the same bytes for the same claim.
+    A form to sign: what is promised to whom and how strong that is, what it rests on, how to check it, what NIST SP
+    800-226 asks for, and lines to sign on. It draws noise, order and curve. All text is escaped. A function of its
+    arguments alone: the same bytes for the same claim. Print it from the browser, also to PDF.
 
     Args:
         claim: `Certificate.load(path)`, or what `engine.certificate()` gave: their numbers were recomputed.
         shown: public results and settings to show beside it, as the files of a run have them.
         title: of the page, where nothing is shown beside it.
+        owner, purpose, data_set, prepared: what the owner states, where nothing is shown beside it: at most 300
+            characters each. "" leaves a line to fill in by hand. `prepared` is by whom and when: no clock is read.
+        units: how many privacy units there are, where the file does not say it.
     Returns: the text of a file, below 60 kB; no key, seed, path, name of a machine, time, count or id of a unit is in
         it, but what the certificate itself holds.
     Cost: about half a second for 1000 steps.
+    Raises: ArgumentError for a text that is too long, or units that are not those of the file.
     """
-    shown = shown or Shown(title=title)
+    form = Form(owner=owner, purpose=purpose, data_set=data_set, prepared=prepared, units=units)
+    shown = shown or Shown(title=title, form=form)
     match claim:
         case Plan() | Certificate():
             return _run_page(claim, shown)
@@ -149,10 +181,15 @@ def _run_page(claim: Plan | Certificate, shown: Shown) -> str:
     drawn = [noise_figure(plan), curve_figure(plan), order_figure(plan)]
     if shown.accuracy:
         drawn.insert(0, accuracy_figure(shown.accuracy, shown.label))
+    units = counted_units(plan, shown.form)
+    done = "A plan. Nothing was trained." if certificate is None else f"{certificate.steps} of {plan.n} steps taken"
+    of = PLAN_FORMAT if certificate is None else RUN_FORMAT
     return document(
         f"Privacy report: {title}",
-        tag("h1", "Privacy report"), tag("p", title, class_="soft"), _passed(certificate),
+        tag("h1", "Privacy report"), tag("p", title, class_="soft"),
+        strength_box(strength_of(claim, units), certificate is not None), _passed(certificate),
         _searched(plan), _nobody(certificate), _headline(plan, certificate), _notes(shown),
+        particulars(plan.unit, plan, done, of, shown.form),
         _attacks(claim.reach, claim, plan.unit),
         tag("h2", "Who is protected, and from whom"), _list(whom(plan)),
         tag("h2", "Pictures"), figures(*drawn),
@@ -162,15 +199,36 @@ def _run_page(claim: Plan | Certificate, shown: Shown) -> str:
         tag("h2", "What it does not say"), tag("ul", *map(_item, limits(plan))),
         tag("h2", "Audit"), _audit(shown.audit, plan.epsilon, plan.curve),
         tag("h2", "Budget and search"), _budget(shown),
-        *_verifying(checked, unseen, large=is_large(plan.to_dict())), _digests(plan, certificate),
+        nist_table(questions(claim, units, _utility(shown), _audited(shown), _others(shown))),
+        *_verifying(checked, unseen, large=is_large(plan.to_dict())), _digests(plan, certificate), signatures(),
     )  # fmt: skip
+
+
+def _utility(shown: Shown) -> str:
+    told = [f"{name}: {text}" for name, text in shown.score]
+    if shown.accuracy:
+        told.append(f"{100 * shown.accuracy[-1][1]:.1f} % right at the end, on public test data")
+    return f"{'; '.join(told)}. For what that is enough, the owner says:" if told else ""
+
+
+def _audited(shown: Shown) -> str:
+    if shown.audit is None:
+        return ""
+    return f"An attack with {counted(shown.audit.canaries, 'planted gradient')} did not refute the claim. See: audit."
+
+
+def _others(shown: Shown) -> str:
+    return "" if shown.budget is None else f"What budget {shown.budget} lists. What is in none, the owner says:"
 
 
 def _passed(certificate: Certificate | SearchCertificate | None) -> Html:
     what = "plan" if certificate is None else "certificate"
     told = f"Checked: every number of the {what} was recomputed from what it fixes, and agrees. "
-    rest = "That the program really did what the file says, no file can show: see what the promise rests on."
-    return tag("div", tag("p", told, rest), class_="banner good")
+    rest = (
+        "This says nothing of how strong the promise is. That the program really did what the file says, no file can "
+        "show: see what the promise rests on."
+    )
+    return tag("div", tag("p", tag("strong", "The file is consistent. "), told, rest), class_="banner note")
 
 
 def _searched(plan: Plan) -> Html:
@@ -200,8 +258,8 @@ def _headline(plan: Plan, certificate: Certificate | None) -> Html:
     claim = plan if certificate is None else certificate  # of all starts together
     number = _promise(claim.epsilon, plan.delta)
     cells = [
-        _cell(f"{_percent(_right(claim.reach))} %", _right_text(plan.unit, plan.neighbours)),
-        _cell(f"{_percent(claim.reach.found)} of 100", f"{plan.unit}s that are found out at most, by somebody who "
+        _cell(f"{percent(_right(claim.reach))} %", _right_text(plan.unit, plan.neighbours)),
+        _cell(f"{percent(claim.reach.found)} of 100", f"{plan.unit}s that are found out at most, by somebody who "
               "accuses one of 100 others wrongly"),
     ]  # fmt: skip
     if plan.known_epsilon is not None and plan.known_epsilon > plan.epsilon:
@@ -260,7 +318,7 @@ def _audit(found: Attacked | None, claimed: float, curve: Curve) -> Html:
     if found.attack is not None:
         fpr, tpr = found.attack
         told = f"it wrongly accused {100 * fpr:.3g} % of those that were out, and found {100 * tpr:.3g} % of those in"
-        most = f"the promise allows {_percent(curve.tpr(fpr))} %, give or take the chance of so few"
+        most = f"the promise allows {percent(curve.tpr(fpr))} %, give or take the chance of so few"
         rows.append(("Compared with the limit", [f"{told}; {most}"]))
     note = "By the audit's own file, which nobody signed; it may be of another run of the same plan."
     return join(_list(rows), tag("p", note, class_="small soft"))
@@ -299,7 +357,7 @@ def _search_page(found: SearchCertificate, shown: Shown) -> str:
     unit, delta = found.claim.unit, found.claim.delta
     reached = point_reach(found.epsilon, delta)  # of a search its epsilon at delta is known, and no curve
     best = found.best
-    cells = [_cell(f"{_percent(_right(reached))} %", _right_text(unit, found.claim.neighbours))]
+    cells = [_cell(f"{percent(_right(reached))} %", _right_text(unit, found.claim.neighbours))]
     if best is not None:
         cells.append(_cell(f"epsilon {rounded_up(best.plan.epsilon)}", "the chosen run by itself: it was chosen by "
                            "what came out, so this is no promise"))  # fmt: skip
@@ -317,13 +375,30 @@ def _search_page(found: SearchCertificate, shown: Shown) -> str:
             tag("h2", "What it does not say"), tag("ul", *map(_item, limits(best.plan))),
         ]  # fmt: skip
     digests = _digests(best.plan, best) if best is not None else Html()
+    plan = None if best is None else best.plan
+    units = counted_units(plan, shown.form)
+    asked = [] if best is None else [nist_table(_of_search(questions(best, units, "", "", ""), found))]
     own = _list([("draws of the search", [tag("code", found.key_fingerprint)])])
     return document(
         "Privacy report: a search for settings",
-        tag("h1", "Privacy report"), tag("p", shown.title or "A search for settings", class_="soft"), _passed(found),
-        headline, _notes(shown), tag("h2", "The card of the search"), _card(found.facts()), *body,
-        *_verifying(checked, unseen, "search.privacy.json", large=found.is_large), digests, own,
+        tag("h1", "Privacy report"), tag("p", shown.title or "A search for settings", class_="soft"),
+        strength_box(strength(reached, delta, units, unit), True), _passed(found), headline, _notes(shown),
+        particulars(unit, plan, "A search for settings", SEARCH_FORMAT, shown.form),
+        tag("h2", "The card of the search"), _card(found.facts()), *body, *asked,
+        *_verifying(checked, unseen, "search.privacy.json", large=found.is_large), digests, own, signatures(),
     )  # fmt: skip
+
+
+def _of_search(asked: list[Question], found: SearchCertificate) -> list[Question]:
+    """The questions of the chosen run, with the answers of the whole search where they differ."""
+    reached = strength(point_reach(found.epsilon, found.claim.delta), found.claim.delta, None, found.claim.unit)
+    own = {
+        "Which definition holds?": "(epsilon, delta)-DP, of the whole search.",
+        "What are epsilon and delta?": f"Epsilon {rounded_up(found.epsilon)} at delta {found.claim.delta:g}.",
+        "What does that mean in practice?": reached.marks[0][2],
+        "Was the choice of settings counted?": "Yes: the numbers are of the whole search.",
+    }
+    return [(subject, question, own.get(question, text)) for subject, question, text in asked]
 
 
 # -- parts ------------------------------------------------------------------------------------------------------------
@@ -353,7 +428,7 @@ def _command(name: str = "run.privacy.json", large: bool = False) -> Html:
         tag("p", told) if large else Html(),
         tag("p", "It recomputes every claim from the file. Expected: the last line begins with ",
             tag("code", "verified:"), " and the exit code is 0; anything else is a reason not to rely on the file. ",
-            tag("code", f"anyorder report{option} FOLDER"), " makes this page again, byte for byte."),
+            tag("code", f"anyorder report{option} FOLDER"), " with the same texts makes the same bytes."),
     )  # fmt: skip
 
 
@@ -392,7 +467,7 @@ def _attacks(found: Reach, claim: Plan | Certificate, unit: str) -> Html:
     head = tag("tr", tag("th", "of those who took no part, an attacker accuses"),
                tag("th", f"of the {unit}s that took part, it finds at most"))  # fmt: skip
     rows = [
-        tag("tr", tag("td", f"{100 * fpr:g} %"), tag("td", f"{_percent(tpr)} %"))
+        tag("tr", tag("td", f"{100 * fpr:g} %"), tag("td", f"{percent(tpr)} %"))
         for fpr, tpr in zip(RATES, found.tprs, strict=True)
     ]
     mu = claim.curve.mu if isinstance(claim, Certificate) else claim.mu
@@ -415,13 +490,6 @@ def _right_text(unit: str, neighbours: str) -> str:
         f"how often the best guesser is right about one {unit}, {about}, where a fair draw decided "
         "(50 % is blind guessing)"
     )
-
-
-def _percent(share: float) -> str:
-    """A share in percent, three digits, rounded up: an attack is never shown weaker than it may be."""
-    percent = 100 * share
-    digits = 1 if percent < 99.9 else 3
-    return f"{min(100.0, ceil(percent * 10**digits - 1e-9) / 10**digits):g}"
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -552,7 +620,7 @@ def write(path: Path) -> Made:
     return made
 
 
-def make(path: str | Path, *, large: bool = False) -> Made:
+def make(path: str | Path, *, large: bool = False, form: Form | None = None) -> Made:
     """The report of a folder, or of one certificate or plan.
 
     Read are, where they are there: run.privacy.json or search.privacy.json, metrics.json, audit.json, budget.json. All
@@ -561,36 +629,37 @@ def make(path: str | Path, *, large: bool = False) -> Made:
     Args:
         path: the folder of a run or a search that has ended, or a file.
         large: no bounds on time and memory: for what you trust.
-    Raises: ArgumentError where there is nothing to report on.
+        form: what the owner states.
+    Raises: ArgumentError where there is nothing to report on, or the form does not fit the file.
     """
-    path = Path(path)
+    path, shown = Path(path), Shown(form=form or Form())
     if not path.is_dir():
         if not path.exists():
             raise ArgumentError(f"there is no file or folder {path}: give the folder of a run, or its certificate")
-        return _of_file(path, large)
+        return _of_file(path, large, shown)
     if (path / folder.CERTIFICATE).exists() and (path / SEARCH).exists():
         raise ArgumentError(f"{path} holds {folder.CERTIFICATE} and {SEARCH}: give the one file that the report is of")
     if (path / folder.CERTIFICATE).exists():
-        return _of_run(path, large)
+        return _of_run(path, large, shown)
     if (path / SEARCH).exists():
-        return _of_file(path / SEARCH, large)
+        return _of_file(path / SEARCH, large, shown)
     raise ArgumentError(
         f"{path} is not the folder of a run that has ended: it holds no {folder.CERTIFICATE} (anyorder train, "
         f"federated, fit) and no {SEARCH} (anyorder tune)"
     )
 
 
-def _of_file(path: Path, large: bool) -> Made:
+def _of_file(path: Path, large: bool, shown: Shown) -> Made:
     try:
         if mentions(path, f'"{SEARCH_FORMAT}"', large=large):
-            return Made(html_report(SearchCertificate.load(path, large=large)), None)
+            return Made(html_report(SearchCertificate.load(path, large=large), shown), None)
         found = verify(path, large=large)
     except CertificateError as problem:
         return _refused(path, problem, Shown())
-    return Made(html_report(found.plan if found.certificate is None else found.certificate), None)
+    return Made(html_report(found.plan if found.certificate is None else found.certificate, shown), None)
 
 
-def _of_run(path: Path, large: bool) -> Made:
+def _of_run(path: Path, large: bool, shown: Shown) -> Made:
     file = path / folder.CERTIFICATE
     try:
         certificate = verify(file, large=large).certificate
@@ -599,7 +668,7 @@ def _of_run(path: Path, large: bool) -> Made:
     if certificate is None:
         return _refused(file, CertificateError("the file is a plan, which has not run, and not a certificate"), Shown())
     plan = certificate.plan
-    shown = _with_metrics(_with_search(Shown(), path), path, plan, large)
+    shown = _with_metrics(_with_search(shown, path), path, plan, large)
     shown = _with_budget(shown, path, plan)
     if (path / AUDIT).exists():
         try:

@@ -33,6 +33,7 @@ from anyorder.audit.observations import (
 from anyorder.audit.private_steps import NOT_PRIVATE, REWRITTEN, SEEDED, ObservedStep, OpacusSteps, WeightTally
 from anyorder.checks import final, is_of
 from anyorder.errors import ArgumentError
+from anyorder.formats import html_table
 from anyorder.formatting import counted, rounded_up
 from anyorder.patterns import Participation
 from anyorder.plan.plan import CANDIDATE, Plan
@@ -143,6 +144,9 @@ class CheckResult:
         if math.isnan(self.claimed):
             return "nothing"
         return f"epsilon = {rounded_up(self.claimed) if self.claimed == self.true else format(self.claimed, '.4g')}"
+
+    def _repr_html_(self) -> str:
+        return html_table(self.facts())
 
     def __str__(self) -> str:
         return "\n".join(f"{name:>9}  {text}" for name, text in self.facts())
@@ -546,6 +550,9 @@ class Watched:
     finding: CheckResult
     seen: Observed
     printed: tuple[tuple[float, float], ...] = ()
+
+    def _repr_html_(self) -> str:
+        return html_table(self.facts())
 
     def __str__(self) -> str:
         return "\n".join(f"{name:>9}  {text}" for name, text in self.facts())

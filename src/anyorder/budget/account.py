@@ -25,6 +25,7 @@ from anyorder.budget.filter import Cost, Searched, dominating_squared, renyi, re
 from anyorder.budget.laws import repeated
 from anyorder.budget.log import Begin, Limit, Line, Settle, Spend, UnitsAt, label_of, read_curve
 from anyorder.errors import AnyorderError, BudgetError
+from anyorder.formats import html_table
 from anyorder.formatting import rounded_down, rounded_up
 from anyorder.plan.certificate import Certificate, is_claimable, realised_claim
 from anyorder.plan.plan import Plan
@@ -144,6 +145,17 @@ class Remaining:
     def epsilon(self) -> float:
         """Epsilon at delta of that plan: `ao.plan(epsilon=remaining.epsilon, delta=remaining.delta, ..)` fits."""
         return gdp_epsilon(self.mu, self.delta) * (1 - 1e-9)
+
+    def facts(self) -> list[tuple[str, str]]:
+        """(name, text)."""
+        return [
+            ("spent", f"epsilon {rounded_up(self.spent)} of {self.limit:.4g} at delta = {self.delta:g}"),
+            ("left", f"epsilon {rounded_down(self.epsilon)} for one Gaussian plan"),
+            ("entries", f"{self.entries}, counted by the rule {self.rule}"),
+        ]
+
+    def _repr_html_(self) -> str:
+        return html_table(self.facts())
 
     def __str__(self) -> str:
         left = f"epsilon {rounded_down(self.epsilon)} left for one Gaussian plan"

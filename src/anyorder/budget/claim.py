@@ -30,6 +30,7 @@ from anyorder.formats import (
     canonical,
     check_names,
     hexadecimal,
+    html_table,
     is_bounded,
     load_json,
     printable,
@@ -552,6 +553,9 @@ class SearchCertificate:
             ("mechanism", plan.strategy.describe()),
             ("steps", f"{self.best.steps} of {plan.n} taken"),
         ]
+
+    def _repr_html_(self) -> str:
+        return html_table(self.facts())
 
     def __str__(self) -> str:
         return "\n".join(f"{name:>14}  {text}" for name, text in self.facts())

@@ -37,7 +37,7 @@ from anyorder.budget.laws import Law
 from anyorder.budget.log import FILTERS, Begin, BudgetLog, Limit, Spend, read_curve, relabelled, write_curve
 from anyorder.checks import final
 from anyorder.errors import ArgumentError, BudgetError
-from anyorder.formats import printable
+from anyorder.formats import html_table, printable
 from anyorder.formatting import counted
 from anyorder.participation import KnownOrder
 from anyorder.plan.certificate import Certificate, Evidence
@@ -120,6 +120,14 @@ class Budget:
             if not self._log.lines and epsilon is not None and delta is not None:
                 self._log.begin(descriptor, _begin(epsilon, delta, wanted))
             self._check(epsilon, delta, wanted)
+
+    def __repr__(self) -> str:
+        """By what was read last: it waits for no lock."""
+        account = self._account
+        return f"Budget({str(self.path)!r}: {'being read' if account is None else account.remaining()})"
+
+    def _repr_html_(self) -> str:
+        return html_table([("budget", str(self.path)), *self.remaining().facts()])
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Budget, (self.path,)  # a copy reads the file anew: locks are of one process

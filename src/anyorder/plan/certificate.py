@@ -701,6 +701,33 @@ class Verification:
     receipt: Receipt | None = None
     note: bool = False
 
+    def facts(self) -> list[tuple[str, str]]:
+        """(name, text): what holds, what nobody checked, and the claim. `print(verification)` shows them."""
+        what = "plan, which has not run" if self.certificate is None else "certificate"
+        unseen = ["that the noise was added, and that order, units and clipping were what the file says"]
+        checked = [f"every number of the {what}, recomputed"]
+        if self.evidence is not None:
+            checked.append("who took part, by the evidence")
+        elif self.certificate is not None:
+            unseen.append("who took part in which step")
+        if self.receipt is not None:
+            checked.append("the receipt of one unit")
+        if self.note:
+            unseen.append("the note of withdrawal beside the file")
+        claim = self.plan if self.certificate is None else self.certificate
+        return [("verified", "; ".join(checked)), ("not checked", "; ".join(unseen)), *claim.facts()]
+
+    def _repr_html_(self) -> str:
+        return html_table(self.facts())
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name:>14}  {text}" for name, text in self.facts())
+
+    def __repr__(self) -> str:
+        claim = self.plan if self.certificate is None else self.certificate
+        what = "plan" if self.certificate is None else f"certificate of {self.certificate.steps} steps"
+        return f"Verification({what}: epsilon <= {rounded_up(claim.epsilon)} at delta = {self.plan.delta:g})"
+
 
 def verify(
     path: str | Path, *, evidence: str | Path | None = None, receipt: str | Path | None = None, large: bool = False

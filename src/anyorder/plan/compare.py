@@ -7,9 +7,11 @@ from typing import Any
 
 from anyorder import checks
 from anyorder.errors import ArgumentError, MissingDependencyError, PlanError
+from anyorder.formats import html_table
 from anyorder.formatting import counted, rounded_up
 from anyorder.participation.registry import WORDS, words_with
 from anyorder.patterns import Needs
+from anyorder.plan import pictures
 from anyorder.plan.options import OrderOptions
 from anyorder.plan.plan import Plan
 from anyorder.strategy.registry import in_words
@@ -109,7 +111,19 @@ class OrderComparison:
         ]
         return "\n".join([self.title, *lines, *(f"{order}: not planned: {why}" for order, why in self.refused)])
 
-    __repr__ = __str__  # a notebook shows the table
+    __repr__ = __str__
+
+    def plot(self) -> Any:
+        """The error of each order's plan, the least on top, as a figure of matplotlib; a notebook shows it.
+
+        Raises: MissingDependencyError without matplotlib.
+        """
+        names = [f"{row.order}\n{in_words(row.plan.strategy)}" for row in self.rows]
+        return pictures.bars(names, [row.error for row in self.rows], "noise in the model (clip norms)", self.title)
+
+    def _repr_html_(self) -> str:
+        refused = [("not planned", f"{order}: {why}") for order, why in self.refused]
+        return html_table([("at", self.title), *refused]) + html_table(self.texts, self.columns)
 
 
 def compared(

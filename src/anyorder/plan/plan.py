@@ -29,6 +29,7 @@ from anyorder.noise.discrete import check_grid
 from anyorder.participation import KnownOrder
 from anyorder.participation.known_order import without_names
 from anyorder.patterns import Participation, check_order
+from anyorder.plan import pictures
 from anyorder.plan.compatibility import (
     check_exact,
     check_neighbours,
@@ -421,8 +422,7 @@ class Plan:
 
     def _delta(self) -> list[tuple[str, str]]:
         """Whether delta is the default, or would by itself let a unit drawn at random be published: (0, 1 / n)."""
-        order = self.participation
-        n = len(order.units) if type(order) is KnownOrder else self.dataset_size  # which may be that of their examples
+        n = number_of_units(self)
         if n is not None and n >= 1 and self.delta == default_delta(n):
             return [("delta", f"the default: a tenth of 1 / {n}, rounded down to one digit")]
         if n is None or self.delta * n < 1:
@@ -456,11 +456,24 @@ class Plan:
             return f"{counted(self.strategy.state_rows, 'vector')} of the size of the model"
         return "12 bytes a parameter for each row of Z that a step combines, up to 64 rows"
 
+    def plot(self) -> Any:
+        """The noise in the model after each step, as a figure of matplotlib; a notebook shows it.
+
+        Cost: that of `noise_profile`. Raises: MissingDependencyError without matplotlib.
+        """
+        return pictures.noise_lines({self.strategy.describe(): self}, f"epsilon {rounded_up(self.epsilon)}")
+
     def _repr_html_(self) -> str:
         return html_table(self.facts())
 
     def __str__(self) -> str:
         return "\n".join(f"{name:>14}  {text}" for name, text in self.facts())
+
+
+def number_of_units(plan: Plan) -> int | None:
+    """How many privacy units there are, where the plan says it; of a known order not `dataset_size`: their examples."""
+    order = plan.participation
+    return len(order.units) if type(order) is KnownOrder else plan.dataset_size
 
 
 def promised(epsilon: float, delta: float, mu: float | None) -> str:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from anyorder import checks
 from anyorder.checks import final
+from anyorder.formats import html_table
 from anyorder.patterns import Listed
 
 Floats = NDArray[np.float64]
@@ -31,6 +32,10 @@ class Bound:
 
     def __post_init__(self) -> None:
         checks.real("value", self.value, low=0.0)
+
+    def _repr_html_(self) -> str:
+        kind = "exact" if self.exact else "an upper bound"
+        return html_table([("sensitivity", f"{self.value:.6g} clip norms"), ("which is", kind)])
 
 
 def from_integer(squared: int) -> Bound:

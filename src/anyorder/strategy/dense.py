@@ -320,10 +320,12 @@ def certified_bound(A: Floats, L: Floats, total: float, basis: tuple[Floats, Flo
     FQ = F @ Q
     weak = int(np.searchsorted(values, 1e6 * n * eps * values[-1]))
     strong = FQ[:, weak:] / np.sqrt(values[weak:])
-    left, sizes, right = svd(FQ[:, :weak] - strong @ (strong.T @ FQ[:, :weak]), full_matrices=False)
-    known = sizes > 100 * n * eps * math.sqrt(values[-1])
-    W = np.hstack([left[:, known], strong])
-    FQ = np.hstack([FQ[:, :weak] @ right[known].T, FQ[:, weak:]])
+    W = strong
+    if weak:  # older releases of SciPy refuse a matrix without columns
+        left, sizes, right = svd(FQ[:, :weak] - strong @ (strong.T @ FQ[:, :weak]), full_matrices=False)
+        known = sizes > 100 * n * eps * math.sqrt(values[-1])
+        W = np.hstack([left[:, known], strong])
+        FQ = np.hstack([FQ[:, :weak] @ right[known].T, FQ[:, weak:]])
     for _ in range(8):
         deviation = W.T @ W - np.eye(W.shape[1])
         excess = float(np.abs(deviation).sum(axis=1).max())

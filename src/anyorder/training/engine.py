@@ -42,6 +42,8 @@ from anyorder.clipping.per_example import MayDraw
 from anyorder.clipping.torch_private import never_compiled
 from anyorder.clipping.validate import iterate_before_passes, refuse_unfit
 from anyorder.errors import ArgumentError, CheckpointError, LoaderError, PlanError, TrainingError
+from anyorder.formats import html_table
+from anyorder.formatting import rounded_up
 from anyorder.ledger import Ledger, Units, numbered
 from anyorder.noise import NoiseSource
 from anyorder.participation import KnownOrder, covers
@@ -1556,14 +1558,22 @@ class PrivacyEngine:
 
     def __repr__(self) -> str:
         plan = self.plan
-        claim = f"epsilon={plan.epsilon:.4g}, delta={plan.delta:g}, for one {plan.unit}"
+        claim = f"epsilon={rounded_up(plan.epsilon)}, delta={plan.delta:g}, for one {plan.unit}"
+        return f"PrivacyEngine({claim}; {self._state()})"
+
+    def _repr_html_(self) -> str:
+        return html_table([("engine", self._state()), *self.plan.facts()])
+
+    def _state(self) -> str:
+        """What the run has come to, in words."""
+        plan = self.plan
         if self._training is None:
             state = "closed" if self._closed else "not bound yet: call make_private(model, optimizer, loader)"
         else:
             state = f"{'closed at ' if self._closed else ''}step {self.step} of {plan.n}"
             if self._training.released is not None:
                 state += f"; {self._training.released.describe()}"
-        return f"PrivacyEngine({claim}; {state}{'; its key was given, as in tests' if self.is_keyed else ''})"
+        return f"{state}{'; its key was given, as in tests' if self.is_keyed else ''}"
 
     if not TYPE_CHECKING:
 

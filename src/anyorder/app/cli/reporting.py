@@ -10,6 +10,7 @@ from rich.console import Console
 from anyorder.app import report as report_file
 from anyorder.app.cli.output import Json, one_line_errors, print_json
 from anyorder.app.exits import ExitCode, fail
+from anyorder.app.form import Form
 from anyorder.budget.search import REPORT
 from anyorder.errors import ArgumentError
 
@@ -26,16 +27,32 @@ def report(
         Path | None,
         typer.Option(help="The page. Default: report.html in the folder; of a file, beside it with .html at the end."),
     ] = None,
+    owner: Annotated[str, typer.Option(help="Who answers for data and training. Empty: a line to fill in.")] = "",
+    purpose: Annotated[str, typer.Option(help="What the model is for. Empty: a line to fill in.")] = "",
+    data_set: Annotated[str, typer.Option(help="The data's name. Empty: a line to fill in.")] = "",
+    prepared: Annotated[
+        str, typer.Option(help="By whom and when the report was prepared. Empty: a line to fill in.")
+    ] = "",
+    units: Annotated[
+        int | None, typer.Option(help="Number of privacy units, where the file does not say it.", min=1)
+    ] = None,
     large: Annotated[
         bool, typer.Option("--large", help="No bounds on time and memory: for files that you trust, of long runs.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Write the report of a run: one page to read, print and sign off.
+    """Write the report of a run: one page to read, print and sign.
 
     $ anyorder report runs/digits-20250101-120000
 
+    $ anyorder report runs/mine --owner "Registry, Dr. Lee" --purpose triage --data-set visits
+
     $ anyorder report run.privacy.json --output report.html
+
+    It marks the promise green, amber or red by what an attacker finds and by
+    delta times the number of units, apart from whether the file is consistent.
+    Owner, purpose, data set and who prepared it are texts of yours, or lines to
+    fill in by hand. For a PDF, print the page in a browser.
 
     Made of public files alone: the certificate, whose claims are recomputed, and
     beside it metrics.json, audit.json and budget.json. The page needs no network
@@ -46,7 +63,8 @@ def report(
     and shows no claim. 2 where there is nothing to report on, and where a page is
     there already and the claim takes --large to read: it is left as it is.
     """
-    made = report_file.make(path, large=large)
+    form = Form(owner=owner, purpose=purpose, data_set=data_set, prepared=prepared, units=units)
+    made = report_file.make(path, large=large, form=form)
     place = output or (path / REPORT if path.is_dir() else path.with_suffix(".html"))
     if place.exists() and os.path.samefile(place, path):
         raise ArgumentError(f"output must be another file than {path}, which is what the report is of")

@@ -219,6 +219,23 @@ def answer(asked: PlanQuestion) -> Iterator[Piece]:
         yield _known(asked)
 
 
+def first(asked: PlanQuestion) -> Iterator[Piece]:
+    """At once, before any fit: a "plan" that is "rough", of independent noise, and nothing that secret draws may save.
+
+    It holds as it stands. Nothing comes for orders in which a unit may be in more steps than there are epochs, as
+    Poisson sampling: what holds without their secret is no bound of use.
+    """
+    base = _base(*_fits_of(asked), asked.delta)
+    secret = base.participation.secret
+    if secret and (base.known_mu or 0.0) ** 2 > 1.001 * asked.epochs:
+        return
+    known = replace(asked, order="shuffled") if secret else asked  # once in each epoch, whatever the draws
+    chosen = with_budget(_base(*_fits_of(known), asked.delta), epsilon=asked.epsilon)
+    piece = _piece(asked, chosen, [_row("independent", chosen, best=False)], None)
+    yield {**piece, "order": base.participation.describe(), "secret": secret,
+           "needs": str(base.participation.needs), "rough": True}  # fmt: skip
+
+
 def unit_rows(asked: PlanQuestion) -> tuple[Unit, ...]:
     """All mechanisms that the memory allows, in a known order: that of `ao.plan` first. Kept in memory."""
     return _units(*_fits_of(asked))
@@ -320,14 +337,15 @@ def bound_of(units: Sequence[Unit]) -> float:
 
 def _secret(asked: PlanQuestion) -> Iterator[Piece]:
     """The plan of `ao.plan`, then the mechanisms that are estimated to be next, and independent noise."""
-    yield {"kind": "progress", "text": "fitting mechanisms to the secret claim: up to some minutes, once"}
+    yield {"kind": "progress", "text": f"order {asked.order}: fitting mechanisms to its secret draws, minutes at first"}
     best = plan(epsilon=asked.epsilon, **asked.arguments())
     yield _piece(asked, best, [_row(in_words(best.strategy), best, best=True)], None)
     found = choose(best.workload, best.participation, asked.memory, epsilon=asked.epsilon, delta=asked.delta)
     others = [one for one in found[:_CALIBRATED] if one.strategy != best.strategy]
     others += [one for one in found[_CALIBRATED:] if type(one.strategy) is Independent]
-    for one in others:
-        yield {"kind": "progress", "text": f"finding the claim of {one.name}"}
+    for i, one in enumerate(others, 1):
+        text = f"order {asked.order}: mechanism {i} of {len(others)}, {one.name}"
+        yield {"kind": "progress", "text": text}
         calibrated = with_budget(replace(best, strategy=one.strategy), epsilon=asked.epsilon)
         yield {"kind": "row", "row": _row(one.name, calibrated, best=False)}
 
@@ -477,7 +495,9 @@ def pieces(kind: str, asked: Any) -> Iterator[Piece]:
 def _answered(kind: str, asked: Any) -> Iterator[Piece]:
     match kind:
         case "plan":
-            yield from answer(settings_of(asked))
+            settings = settings_of(asked)
+            yield from first(settings)
+            yield from answer(settings)
         case "sampled":
             if not isinstance(asked, dict) or asked.keys() != {"settings", "noises"}:
                 raise ArgumentError(f"a question must be an object with settings and noises, got {asked!r:.80}")

@@ -25,6 +25,7 @@ from anyorder.app.planner_page.answers import (
 )
 from anyorder.app.planner_page.server import document
 from anyorder.errors import AnyorderError, ArgumentError
+from anyorder.plan.options import default_delta
 from anyorder.plan.planner import plan
 
 __all__ = ["MAX_BYTES", "Grid", "export"]
@@ -38,6 +39,7 @@ class Grid:
     """The settings that an exported page answers: all combinations. Its sliders have these stops alone.
 
     Attributes:
+        deltas: none for a tenth of one over the data set's size, rounded down to one digit.
         orders: of "shuffled", "fixed", "sequential" and "poisson".
         memories: vectors that a mechanism may keep, None for any number.
         ratios: noise to batch, of the sweeps of epsilon.
@@ -47,13 +49,16 @@ class Grid:
     batch_sizes: tuple[int, ...] = (250, 500, 1000, 2000, 4000)
     epoch_counts: tuple[int, ...] = (1, 2, 5, 10, 20)
     epsilons: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0, 8.0)
-    deltas: tuple[float, ...] = (1e-5,)
+    deltas: tuple[float, ...] = ()
     orders: tuple[str, ...] = ("shuffled", "fixed", "poisson")
     memories: tuple[int | None, ...] = (0, 4, None)
     ratios: tuple[float, ...] = (1e-3, 2e-3, 5e-3, 0.01, 0.02)
     momentum: float = 0.0
 
     def __post_init__(self) -> None:
+        if self.deltas == ():
+            size = checks.integer("dataset_size", self.dataset_size, low=1)
+            object.__setattr__(self, "deltas", (default_delta(size),))
         for name in ("batch_sizes", "epoch_counts", "epsilons", "deltas", "orders", "memories", "ratios"):
             values = getattr(self, name)
             if not isinstance(values, tuple) or not values:

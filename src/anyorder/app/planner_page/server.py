@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from anyorder import checks
 from anyorder.app.planner_page import child
 from anyorder.app.planner_page.answers import KINDS, ORDERS
+from anyorder.plan.options import default_delta
 
 # ----------------------------------------------------------------------------------------------------
 # The one document of the page: its parts put into each other, so that nothing is loaded from anywhere.
@@ -41,8 +42,8 @@ CHOICES: dict[str, list[Any]] = {
 """The stops of the sliders of the served page, whose number boxes take any value between; and the orders."""
 
 START = {
-    "dataset_size": 60000, "batch_size": 600, "epochs": 5, "epsilon": 2, "delta": 1e-5, "memory": None, "momentum": 0,
-    "order": "shuffled", "mechanism": "blt", "ratio": 0.005,
+    "dataset_size": 60000, "batch_size": 600, "epochs": 5, "epsilon": 2, "delta": default_delta(60000), "memory": None,
+    "momentum": 0, "order": "shuffled", "mechanism": "blt", "ratio": 0.005,
 }  # fmt: skip
 
 

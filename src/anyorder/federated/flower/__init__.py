@@ -10,7 +10,7 @@
 
     app = ClientApp(mods=[client_mod(user=lambda context: str(context.node_config["user"]))])
 
-The page docs/flower.md says how to move an app over, and what Flower's own wrappers do to epsilon.
+The page docs/federated.md says how to move an app over, and what Flower's own wrappers do to epsilon.
 """
 
 from anyorder import checks

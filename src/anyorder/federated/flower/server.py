@@ -227,7 +227,7 @@ class PrivateStrategy(flower.Strategy):
     The clip norm in force and the round are told to the clients with the parameters.
 
     With a plan that trusts clipping to the devices (`on_device=("clipping",)`), sums are made under Flower's SecAgg+
-    masks, of integers on the plan's grid, exactly; see docs/flower.md for what these masks are worth.
+    masks, of integers on the plan's grid, exactly; see docs/federated.md for what these masks are worth.
 
     Where the ServerApp, the SuperLink or the machine is killed, start the run again: it goes on with the round after
     the last that was released, from the server's checkpoint. A round that was under way is asked for again.

@@ -18,9 +18,14 @@ const inWords = (order) => ORDER_WORDS[order] || order;
 const FIELDS = [
   ["dataset_size", "Data set size", "examples; public"], ["batch_size", "Batch size", "examples in a step"],
   ["epochs", "Epochs", "passes over the data"], ["epsilon", "Epsilon", "the privacy budget"],
-  ["delta", "Delta", "below 1 / data set size"], ["order", "Order of the data", "what you can promise about batches"],
-  ["memory", "Memory for noise", "vectors of the model's size that may be kept, or any"], ["momentum", "Momentum", "of SGD"],
+  ["delta", "Delta", "a tenth of 1 / data set size, unless you set it"], ["order", "Order of the data", "what you can promise about batches"],
+  ["memory", "Memory for noise", "copies of the model that may be kept, or any"], ["momentum", "Momentum", "of SGD"],
 ];
+// The delta that is taken where none is given, as anyorder.plan takes it: a tenth of 1 / units, rounded down to one digit.
+const tenth = (units) => {
+  const power = String(10 * units - 1).length;
+  return Number(`${Math.floor(10 ** power / (10 * units))}e-${power}`);
+};
 const show = (value) => value === null ? "any" : value !== 0 && (value < 1e-3 || value >= 1e15) ? value.toExponential() : String(value);
 
 function slider(name, label, hint, stops, value, changed, free) {

@@ -55,8 +55,18 @@ function drawTable(answer, chosen, pick) {
   $("mechanisms").replaceChildren(make("thead", {}, head), make("tbody", {}, ...body));
 }
 
+// What the bars show, in a sentence.
+function bars(answer, rows) {
+  if (answer.rough) return `DP-SGD's noise without sampling leaves ${digits(rows[0].error, 3)} clip norms of noise in the weights. Other mechanisms leave less; they follow.`;
+  const best = rows.find((row) => row.best), plain = rows.find((row) => row.name === "independent");
+  const most = `${best.name} leaves the least noise of those that this order allows, ${digits(best.error, 3)} clip norms`;
+  if (!plain || plain === best) return `${most}. A shorter bar is a better model at the same epsilon.`;
+  return `${most}; DP-SGD's independent noise leaves ${digits(plain.error / best.error, 3)} times as much. A shorter bar is a better model at the same epsilon.`;
+}
+
 function drawBars(answer) {
   const rows = [...answer.rows].sort((a, b) => a.error - b.error);
+  $("bars-say").textContent = bars(answer, rows);
   const width = Math.max(300, Math.min(900, $("bars").clientWidth || 700));
   const needed = Math.max(...rows.map((row) => row.name.length)) * 8 + 16; // of bold text of 13 pixels, at most
   const left = width < 500 || needed > 0.55 * width ? 0 : needed, step = left ? 26 : 40; // longer names stand above their bars
@@ -85,11 +95,11 @@ function drawBars(answer) {
 }
 
 function drawSummary(answer) {
-  const best = answer.rows.find((row) => row.best), plain = answer.rows.find((row) => row.name === "independent");
+  const best = answer.rows.find((row) => row.best) ?? answer.rows[0], plain = answer.rows.find((row) => row.name === "independent");
   const fact = (words, value) => make("div", {}, make("small", {}, words), make("b", {}, value));
-  const facts = [fact("steps", String(answer.steps)), fact("best mechanism", best.name), fact("its error", digits(best.error, 4))];
+  const facts = [fact("steps", String(answer.steps)), fact(answer.rough ? "first answer" : "best mechanism", best.name), fact("its error", digits(best.error, 4))];
   if (plain && plain !== best) facts.push(fact("below independent noise", `${digits(plain.error / best.error, 3)} ×`));
-  facts.push(fact("epsilon that holds", promised(answer.epsilon, 4)));
+  facts.push(fact("epsilon, valid in this order", promised(answer.epsilon, 4)));
   if (best.known_epsilon !== null) facts.push(fact("if batches were known", promised(best.known_epsilon, 4)));
   const percent = (share) => `${promised(100 * share, 3)} %`;
   const attacks = answer.attacks.map(([fpr, tpr]) => make("tr", {}, make("td", {}, percent(fpr)), make("td", {}, percent(tpr))));

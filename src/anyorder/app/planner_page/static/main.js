@@ -12,8 +12,21 @@ function settings() {
 }
 
 function status(text, kind = "") {
+  if (kind !== "busy") { clearInterval(state.clock); state.begun = null; }
   $("status").textContent = text;
   $("status").className = kind;
+}
+
+// What is being done, with the seconds that it has taken since the question.
+function busy(text) {
+  const begun = state.begun ??= performance.now();
+  clearInterval(state.clock);
+  const tell = () => {
+    const passed = Math.floor((performance.now() - begun) / 1000);
+    status(`${text} …${passed ? ` ${passed} s` : ""}`, "busy");
+  };
+  tell();
+  state.clock = setInterval(tell, 1000);
 }
 
 // Runs ask(told, signal) as the only one of its name; true when it came to its end.
@@ -42,13 +55,18 @@ async function only(name, ask, told) {
 }
 
 function changed() {
+  const size = state.controls.dataset_size.value, delta = state.controls.delta;
+  if (!config.grid && Number.isInteger(size) && size > 0) {
+    if (delta.value === tenth(state.size)) delta.value = tenth(size);
+    state.size = size;
+  }
   if (state.controls.order.value === "single") state.controls.epochs.value = 1;
   state.controls.epochs.disabled = state.controls.order.value === "single";
   accept();
   clearTimeout(state.timer);
   for (const control of Object.values(running)) control.abort();
   $(`panel-${state.tab}`).classList.add("stale");
-  status("computing …", "busy");
+  busy("computing");
   if (WAIT) state.timer = setTimeout(ask, WAIT); else ask();
 }
 const ask = () => state.tab === "plan" ? askPlan() : askSweep();
@@ -57,9 +75,12 @@ async function askPlan() {
   const s = settings(), begun = performance.now();
   state.answer = null;
   const done = await only("plan", (told, signal) => source.plan(s, told, signal), (piece) => {
-    if (piece.kind === "progress") status(`${piece.text} …`, "busy");
-    else if (piece.kind === "plan") { state.answer = piece; state.asked = s; paint(); }
-    else if (piece.kind === "row") { state.answer.rows.push(piece.row); paint(); }
+    if (piece.kind === "progress") busy(piece.text);
+    else if (piece.kind === "plan") {
+      state.answer = piece; state.asked = s; paint();
+      if (piece.rough) busy("A first answer is shown. Better mechanisms are being fitted");
+    }
+    else if (piece.kind === "row") { state.answer.rows.push(piece.row); paint(); busy(`${state.answer.rows.length} mechanisms shown, more come`); }
   });
   if (!done || !state.answer) return;
   status(`Answered in ${((performance.now() - begun) / 1000).toFixed(2)} s.`);
@@ -120,6 +141,8 @@ async function askSweep() {
   state.sweep.ratio.disabled = measure === "noise";
   $("sweep-title").replaceChildren(measure === "noise" ? `Noise to batch at epsilon ${show(s.epsilon)}` : `Epsilon at noise to batch ${show(question.ratio)}`,
     make("small", {}, `delta ${show(s.delta)}, ${s.dataset_size} examples, ${inWords(s.order)}; bright is better. Tab or the pointer reads a cell, Enter or a click plans it.`));
+  $("heat-says").textContent = measure === "noise" ? "Each cell shows how much noise the model gets at this epsilon, measured against the batch: smaller trains a better model."
+    : "Each cell shows the epsilon that this much noise would give: smaller is more private.";
   const told = (words) => { $("readout").textContent = words; };
   const take = (batch, count) => { // the plan of a cell
     state.controls.batch_size.value = batch;
@@ -132,7 +155,7 @@ async function askSweep() {
     sheet.set(`${piece.batch_size}|${piece.epochs}`, piece);
     $("panel-sweep").classList.remove("stale");
     if (performance.now() - last > 60) { drawHeat(sheet, batches, epochs, key, told, take); last = performance.now(); }
-    status(`${sheet.size} of ${batches.length * epochs.length} cells …`, "busy");
+    busy(`${sheet.size} of ${batches.length * epochs.length} cells`);
   });
   if (running.sweep?.signal.aborted) return;
   if (sheet.size) drawHeat(sheet, batches, epochs, key, told, take);
@@ -180,6 +203,7 @@ function begin() {
   let width = innerWidth;
   addEventListener("resize", () => { if (innerWidth !== width && state.answer) { width = innerWidth; drawBars(state.answer); } });
   $("footer").textContent = config.grid ? config.grid.stated : `anyorder ${config.version}: every number is that of ao.plan. Nothing leaves this machine.`;
+  state.size = config.start.dataset_size;
   changed();
 }
 begin();
