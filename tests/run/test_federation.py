@@ -340,7 +340,7 @@ def test_a_command_that_is_stopped_says_how_to_go_on_and_fails(tmp_path, monkeyp
         (["--over-selection", "0.5"], "over_selection must be"),
         (["--server-optimizer", "lion"], "server_optimizer must be one of"),
         (["--dataset", "imagenet"], "dataset must be one of"),
-        (["--user-key", "writer"], "has no columns beside"),
+        (["--user-key", "writer"], "has no columns but"),
         (["--processes", "0"], "processes must be"),
         (["--mechanism", "poisson"], "needs secret sampling"),
         (["--resume", "absent", "--rounds", "3"], "leave out --rounds"),

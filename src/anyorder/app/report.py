@@ -77,7 +77,7 @@ class Attacked:
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
-    """What is public of a run beside its certificate; all of it may be left out.
+    """What is public of a run in addition to its certificate; all of it may be left out.
 
     Attributes:
         title: of the page.
@@ -121,9 +121,9 @@ def html_report(
 
     Args:
         claim: `Certificate.load(path)`, or what `engine.certificate()` gave: their numbers were recomputed.
-        shown: public results and settings to show beside it, as the files of a run have them.
-        title: of the page, where nothing is shown beside it.
-        owner, purpose, data_set, prepared: what the owner states, where nothing is shown beside it: at most 300
+        shown: public results and settings to show with it, as the files of a run have them.
+        title: of the page, where nothing is shown with it.
+        owner, purpose, data_set, prepared: what the owner states, where nothing is shown with it: at most 300
             characters each. "" leaves a line to fill in by hand. `prepared` is by whom and when: no clock is read.
         units: how many privacy units there are, where the file does not say it.
     Returns: the text of a file, below 60 kB; no key, seed, path, name of a machine, time, count or id of a unit is in

@@ -327,7 +327,9 @@ def _steady(workload: Workload) -> Workload:
 def _rounded(optimum: Optimum) -> NDArray[np.float64]:
     """C in so few digits that all machines have the same, and no more error that matters: to 2^-16 of its largest."""
     unit = 2.0**-16 * 2.0 ** math.frexp(1.37 * float(np.abs(optimum.C).max()))[1]  # it is often 1, but for rounding
-    return np.asarray(np.rint(optimum.C / unit) * unit + 0.0)  # of -0, 0
+    C = np.asarray(np.rint(optimum.C / unit) * unit + 0.0)  # of -0, 0
+    np.fill_diagonal(C, np.maximum(np.diag(C), unit))  # of steps that hardly count, a diagonal that is not 0
+    return C
 
 
 def _restarted(workload: Workload, participation: Participation, objective: str, budget: _Budget) -> Iterator[Strategy]:
