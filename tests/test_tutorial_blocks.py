@@ -67,7 +67,7 @@ def test_every_output_and_every_command_of_a_page_is_compared(page):
     shown = [match for match in PYTHON.finditer(text) if match["shown"] is not None]
     assert len(shown) == len(re.findall(r"^```text$", text, re.MULTILINE)), "a ```text fence stands behind no block"
     assert len(list(CONSOLE.finditer(text))) == len(re.findall(r"^```console", text, re.MULTILINE))
-    assert set(re.findall(r"^```(\S*)", text, re.MULTILINE)) <= {"", "python", "text", "console", "diff"}
+    assert set(re.findall(r"^```(\S*)", text, re.MULTILINE)) <= {"", "python", "text", "console", "diff", "json"}
     assert len(SMALL.findall(text)) == text.count("# small:") - text.count("`# small:")
     assert MODE in ("small", "full", "write")
 

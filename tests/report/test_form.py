@@ -10,7 +10,7 @@ from anyorder.app import html_report
 from anyorder.app import report as report_file
 from anyorder.app.cli import app
 from anyorder.app.form import Form, questions, strength, strength_of
-from anyorder.errors import ArgumentError
+from anyorder.errors import ArgumentError, NoiseWarning
 from report.pages import certified, claims, text
 
 CLAIMS = claims()
@@ -26,7 +26,8 @@ def planned(**changes):
 
 
 def test_a_promise_that_protects_nobody_is_red_however_consistent_its_file_is():
-    page = html_report(planned(epsilon=1000, delta=0.01))
+    with pytest.warns(NoiseWarning, match="above one over"):
+        page = html_report(planned(epsilon=1000, delta=0.01))
     assert "How strong: WEAK PROMISE (red)" in text(page)
     assert "0.01 times 600 examples is 6" in text(page)
     assert "The file is consistent. Checked:" in text(page)

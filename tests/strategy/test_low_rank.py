@@ -59,7 +59,7 @@ def test_a_step_asks_for_few_rows() -> None:
     [
         (BANDS, np.ones((3, 1)), np.ones((3, 2)), "both be"),
         (BANDS, np.ones((2, 1)), np.ones((2, 1)), "n=3"),
-        ([[1.0, 1.0], [1.0, 1.0]], np.ones((2, 1)), np.ones((2, 1)), "beside the matrix"),
+        ([[1.0, 1.0], [1.0, 1.0]], np.ones((2, 1)), np.ones((2, 1)), "outside the matrix"),
         ([[1.0, 0.0], [0.0, 1.0]], np.ones((2, 1)), np.ones((2, 1)), "above 0"),
         ([[1.0, 0.0]], np.ones((1, 1)), np.ones((1, 1)), "p <= n"),
     ],

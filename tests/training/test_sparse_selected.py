@@ -221,7 +221,7 @@ def test_a_step_of_nobody_has_no_sums_and_no_counts():
     tables = SelectedTables(release, [(6, 2)])
     sums, counts = ([sparse_rows([1], x, 6, width) for x in (0.0, 1.0)] for width in ((2,), ()))
     for i, j in ((0, 1), (1, 0)):
-        with pytest.raises(ArgumentError, match="total of nobody must be zero"):
+        with pytest.raises(ArgumentError, match="sum of nobody must be zero"):
             release.step([], np.zeros(2), [tables.part([sums[i]], [counts[j]])])
     release.step([], np.zeros(2), [tables.part([sums[0]], [counts[0]])])
 

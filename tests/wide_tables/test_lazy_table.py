@@ -527,7 +527,7 @@ def test_what_is_refused_changes_nothing_and_names_no_row():
     ):
         with pytest.raises(ArgumentError, match=message):
             release.step(units(1), total(1, (DENSE,)), parts)
-    with pytest.raises(ArgumentError, match="beside the table"):
+    with pytest.raises(ArgumentError, match="in addition to the table"):
         table.step(units(1), [0, 1], one)
     with pytest.raises(ArgumentError, match="total of nobody"):
         release.step([], np.zeros(DENSE), [good])
