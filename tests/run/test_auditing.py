@@ -434,7 +434,7 @@ def test_what_an_audit_leaves(own):
     assert elsewhere.to_dict()["plan_digest"] == elsewhere.certificate.plan.digest  # of what is public
     seen = data["audit"]
     assert set(seen) == {
-        "canaries", "claimed", "confidence", "epsilon_at_least", "mu_seen", "no_bound", "p_value", "p_values",
+        "attack", "canaries", "claimed", "confidence", "epsilon_at_least", "mu_seen", "no_bound", "p_value", "p_values",
         "refuted",
     }  # fmt: skip
     assert seen["canaries"]["in"] + seen["canaries"]["out"] == 80
