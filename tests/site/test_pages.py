@@ -153,7 +153,7 @@ QUESTIONS = {
     "resume checkpoint": "checkpoints/", "hugging face trainer": "ecosystem/", "install": "install/",
     "shuffle": "orders/", "learning rate tuning": "tuning/", "budget of a data set": "tuning/",
     "embedding table": "tables/", "logistic regression": "online/", "command line exit codes": "cli/",
-    "github action check": "check/", "membership inference attack": "risk/", "user level privacy": "federated/",
+    "github action check": "check/", "membership inference attack": "risk/", "user level privacy": "users/",
 }  # fmt: skip
 """What people type, and the page that answers it."""
 
