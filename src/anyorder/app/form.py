@@ -147,7 +147,7 @@ def strength_box(found: Strength, ran: bool) -> Html:
 
 def counted_units(plan: Plan | None, form: Form) -> int | None:
     """The number of privacy units, from the file or else from the owner. Raises: ArgumentError where they differ."""
-    known = None if plan is None else number_of_units(plan)
+    known = None if plan is None else number_of_units(plan.participation, plan.dataset_size)
     if known is not None and form.units is not None and form.units != known:
         raise ArgumentError(f"units must be {known}, as the file says, or left out, got {form.units}")
     return form.units if known is None else known

@@ -422,7 +422,7 @@ class Plan:
 
     def _delta(self) -> list[tuple[str, str]]:
         """Whether delta is the default, or would by itself let a unit drawn at random be published: (0, 1 / n)."""
-        n = number_of_units(self)
+        n = number_of_units(self.participation, self.dataset_size)
         if n is not None and n >= 1 and self.delta == default_delta(n):
             return [("delta", f"the default: a tenth of 1 / {n}, rounded down to one digit")]
         if n is None or self.delta * n < 1:
@@ -470,10 +470,9 @@ class Plan:
         return "\n".join(f"{name:>14}  {text}" for name, text in self.facts())
 
 
-def number_of_units(plan: Plan) -> int | None:
-    """How many privacy units there are, where the plan says it; of a known order not `dataset_size`: their examples."""
-    order = plan.participation
-    return len(order.units) if type(order) is KnownOrder else plan.dataset_size
+def number_of_units(order: Participation, dataset_size: int | None) -> int | None:
+    """How many privacy units there are, where that is known; of a known order not the size, which is of examples."""
+    return len(order.units) if type(order) is KnownOrder else dataset_size
 
 
 def promised(epsilon: float, delta: float, mu: float | None) -> str:

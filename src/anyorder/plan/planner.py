@@ -44,7 +44,7 @@ from anyorder.plan.options import (
     order_options,
     says_instead,
 )
-from anyorder.plan.plan import Plan
+from anyorder.plan.plan import Plan, number_of_units
 from anyorder.roots import bisect, doubled, just_below
 from anyorder.strategy import Strategy
 from anyorder.strategy.sensitivity import known_sensitivity, rounding, sensitivity
@@ -87,9 +87,8 @@ def plan(
             does. With a loader and a unit it may also be less, in units of a step, which are fewer than its rows.
         epochs: passes over the data.
         order: None for "shuffled" (again in each epoch; it covers "sequential" and "fixed" too), "sequential" or
-            "fixed" (the same order in each epoch: less noise). Or secret sampling by this package's own sampler, "
-            "whose batches
-            have batch_size units on average: "poisson" (with independent noise: DP-SGD), "cyclic-poisson",
+            "fixed" (the same order in each epoch: less noise). Or secret sampling by this package's own sampler, whose
+            batches have batch_size units on average: "poisson" (with independent noise: DP-SGD), "cyclic-poisson",
             "truncated-poisson", "balls-in-bins", "random-allocation", "min-separation-sampling"; see
             `anyorder.participation`. Or a `Participation`: the ledger holds the run to it, whatever the loader. Or
             either with its options: `anyorder.order`. Several orders are compared by `anyorder.compare`.
@@ -301,7 +300,7 @@ def _order_in_words(
 
 def _delta(given: float | None, steps: _Steps) -> float:
     """As given, or by the number of units."""
-    units = len(steps.order.units) if type(steps.order) is KnownOrder else steps.dataset_size
+    units = number_of_units(steps.order, steps.dataset_size)
     if given is None:
         if units is None:
             raise ArgumentError(

@@ -285,8 +285,14 @@ def held_generators(*owners: Any) -> list[Generator]:
     packages, whose objects keep generators in attributes.
     Nearest first, and no further than some thousand objects. Cost: some 50 microseconds for a data set of one's own.
     """
-    found: list[Generator] = []
-    waiting, seen = deque(owners), {id(generator) for generator in process_generators()}
+    own = {id(generator) for generator in process_generators()}
+    found = [(one, kind) for one, kind in _reached(owners, own) if kind is not None]
+    return [one if kind is Generator else np.random.Generator(one) for one, kind in found]
+
+
+def _reached(owners: Iterable[Any], seen: set[int]) -> Iterator[tuple[Any, Any]]:
+    """(an object, its `_kind`) that these lead to, nearest first, until `seen`, which has their ids, has too many."""
+    waiting = deque(owners)
     while waiting and len(seen) < _MOST:
         one = waiting.popleft()
         of: Any = type(one)
@@ -294,11 +300,9 @@ def held_generators(*owners: Any) -> list[Generator]:
         if kind is _LEAVES or id(one) in seen:
             continue
         seen.add(id(one))
+        yield one, kind
         if kind is None:
             waiting += _parts(one)
-        else:
-            found.append(one if kind is Generator else np.random.Generator(one))
-    return found
 
 
 @lru_cache(maxsize=1024)
@@ -319,18 +323,11 @@ def reads_states(*owners: Any) -> bool:
 
     What it gets is then that of others fetched under one state, and is another where they are fetched alone.
     """
-    waiting, seen = deque(owners), set[int]()
-    while waiting and len(seen) < _MOST:
-        one = waiting.popleft()
-        of: Any = type(one)
-        kind = _kind(of)
-        if kind is _LEAVES or id(one) in seen:
-            continue
-        seen.add(id(one))
+    seen = set[int]()
+    for one, _ in _reached(owners, seen):
         own = isinstance(one, FunctionType) and not is_of_library(one.__module__)
         if own and not _OF_STATES.isdisjoint(_global_names(one.__code__)):
             return True
-        waiting += _parts(one) if kind is None else ()
     return len(seen) >= _MOST
 
 
