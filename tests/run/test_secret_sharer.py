@@ -266,7 +266,7 @@ def test_the_command_trains_and_tells(written, monkeypatch):
     outcome = invoke("stop:train", "--text", "stop:load", "--count", 40, "--candidates", 50, "--plot", "ranks.png")
     assert outcome.exit_code == 0, outcome.output
     assert (written / "ranks.png").stat().st_size > 5000
-    for phrase in ("in the text", "left out", "exposure", "claimed  nothing", "40/40"):
+    for phrase in ("in the text", "left out", "exposure", "claimed  nothing", "40 of 40"):
         assert phrase in outcome.output
     outcome = invoke("stop:train", "--text", "stop:load", "--count", 40, "--candidates", 50, "--json")
     told = json.loads(outcome.stdout)

@@ -47,7 +47,9 @@ class ProgressBar(Observer):
         self._bar.update(self._task, completed=step)
 
     def epoch_ended(self, epoch: int, accuracy: float) -> None:
-        self._bar.update(self._task, epoch=epoch, accuracy=f"test accuracy {100 * accuracy:.1f} %")
+        text = f"test accuracy {100 * accuracy:.1f} %"
+        self._bar.update(self._task, epoch=epoch, accuracy=text)
+        self._bar.note(text)
 
     def stop(self) -> None:
         self._wait.stop()

@@ -85,6 +85,11 @@ class Steps(Progress):
             self._told[task_id] = tenth
             _line(self.console, f"{task.completed:g} of {task.total:g} {task.description or self._what}")
 
+    def note(self, text: str) -> None:
+        """What a column shows; in a pipe a line."""
+        if self.disable:
+            _line(self.console, text)
+
 
 def _line(console: Console, text: str) -> None:
     console.print(f"anyorder: {text}", highlight=False, markup=False, soft_wrap=True)
