@@ -529,7 +529,7 @@ def test_what_is_refused_changes_nothing_and_names_no_row():
             release.step(units(1), total(1, (DENSE,)), parts)
     with pytest.raises(ArgumentError, match="in addition to the table"):
         table.step(units(1), [0, 1], one)
-    with pytest.raises(ArgumentError, match="total of nobody"):
+    with pytest.raises(ArgumentError, match="sum of nobody"):
         release.step([], np.zeros(DENSE), [good])
     for ids in (torch.tensor([0, ROWS]), torch.tensor([-1])):
         with pytest.raises(ArgumentError, match=f"0 .. {ROWS - 1}"):
