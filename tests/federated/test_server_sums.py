@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from anyorder.federated import server as module
 from federated.servers import make, message, plan, same
 
 
@@ -29,4 +30,18 @@ def test_sums_that_cut_messages_have_are_added():
         opened.add_sum([1, 2], 2 * row)
     with other.open() as opened:
         opened.add_rows([1, 2], torch.stack([row, row]))
+    assert torch.allclose(server.model.one.weight, other.model.one.weight, atol=1e-6)
+
+
+@pytest.mark.parametrize("block", [1, 20, 2**19])
+def test_messages_that_wait_for_each_other_are_added_once(block, monkeypatch):
+    """One by one and all at once make the same model, wherever the blocks end."""
+    monkeypatch.setattr(module, "BLOCK", block)
+    server, other = make(plan()), make(plan())
+    users = [1, 2, 3, 4, 5]
+    with server.open() as opened:
+        for user in users:
+            opened.add(user, message(server, user))
+    with other.open() as opened:
+        opened.add_rows(users, torch.stack([other.layout.flat(message(other, user)) for user in users]))
     assert torch.allclose(server.model.one.weight, other.model.one.weight, atol=1e-6)
