@@ -48,7 +48,7 @@ def _teardown(namespace: dict[str, Any]) -> None:
 
 _pages = Sybil(
     parsers=[parse, SkipParser()],
-    patterns=["README.md", "docs/*.md", "docs/extend/*.md", "docs/tutorials/*.md"],
+    patterns=["README.md", "docs/*.md"],
     setup=_setup,
     teardown=_teardown,
 )

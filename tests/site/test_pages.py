@@ -239,7 +239,7 @@ CONTRAST = """() => {
 def test_text_stands_out_in_light_and_dark(browser, address, scheme, name):
     watched = without_search(browser, viewport={"width": 1280, "height": 900}, color_scheme=scheme)
     found = {}
-    for source in ("index.md", "quickstart.md", "guarantee.md", "api/plan.md", "extend/layer.md"):
+    for source in ("index.md", "quickstart.md", "guarantee.md", "api/plan.md", "extend.md"):
         watched.page.goto(address + path_of(source))
         assert watched.page.get_attribute("body", "data-md-color-scheme") == name
         found[source] = watched.page.evaluate(CONTRAST)

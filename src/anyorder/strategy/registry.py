@@ -3,7 +3,7 @@
 A claim rests on what a strategy's class does, so the set is closed: a row is found by the exact type, a type without a
 row is refused. Its sensitivity, errors, rounding and fit are functions of its file that its row names; what noise and
 renewals take for granted of it is decided by `match` over `Structure`, of which the type checker sees that no case is
-missing. See docs/extend/strategy.md for how to add one.
+missing. See docs/extend_package.md for how to add one.
 """
 
 from collections.abc import Callable
