@@ -42,7 +42,7 @@ from anyorder.roots import bisect, doubled
 
 _ACCOUNTANTS = ("prv", "rdp")
 _LOUDEST = 1e4  # noise multiplier that is looked up to
-CLAIM, WHAT_IF, NOTHING = "claim", "what if", "no private training"  # outcomes
+CLAIM, WHAT_IF, NOTHING, UNSURE = "claim", "what if", "no private training", "not established"  # outcomes
 _ORDERS = [1 + x / 10 for x in range(1, 100)] + list(range(12, 64))  # Opacus's, of its RDP accountant
 
 
@@ -119,8 +119,8 @@ class CheckResult:
         if self.outcome != NOTHING:
             true = f"epsilon <= {rounded_up(self.true)}" if self.true < math.inf else "no finite epsilon follows"
             rows += [
-                ("claimed" if self.outcome == CLAIM else "printed", f"{self._claim()} ({self.accountant}{q})"),
-                ("true" if self.outcome == CLAIM else "this order", f"{true} ({self.neighbours} neighbours)"),
+                ("claimed" if self.outcome in (CLAIM, UNSURE) else "printed", f"{self._claim()} ({self.accountant}{q})"),
+                ("true" if self.outcome in (CLAIM, UNSURE) else "this order", f"{true} ({self.neighbours} neighbours)"),
             ]
         rows += [("because", self.because), ("verdict", self.words)]
         if not self.holds and self.at_least > 0:
@@ -132,6 +132,8 @@ class CheckResult:
         """The verdict in one sentence."""
         if self.outcome == NOTHING:
             return "no private training was seen: epsilon is infinite"
+        if self.outcome == UNSURE:
+            return "not established: what was seen neither supports the claim nor refutes it"
         if self.outcome == CLAIM:
             return {
                 "holds": "the claim holds", "false": "the claim is FALSE", "not proven": "the claim is NOT PROVEN",
@@ -407,6 +409,10 @@ def _gain(order: Participation, claimed: float, delta: float, mechanism: str | N
 
 
 _BY = "the plan of the script's own engine"
+_UNSURE = (
+    "take the mean over all examples of a loss that each example has alone, leave the generators of torch as they are, "
+    "or train with anyorder's PrivacyEngine, which proves or refuses each loss"
+)
 _VERIFY = "anyorder verify run.privacy.json recomputes the claim of the certificate; --evidence checks who took part"
 
 
@@ -666,6 +672,8 @@ class Watch:
         if is_trained and names is not None:
             self._examples, self._largest = self._examples + len(names), max(self._largest, len(names))
         epoch.group.deliver(names, data, is_trained)
+        if is_trained and self.private:
+            self.private.rows.batch(data, None if names is None else len(names))
 
     def ended(self, iterator: Any) -> None:
         """The loop was told that the pass is over."""
@@ -817,6 +825,10 @@ class Watch:
             missing = missing or _KNOWN_DRAWS
         finding = judge(found, claimed, least, delta, q=q, accountant=by, loudest=most)
         finding = replace(finding, outcome=CLAIM, observed=group.private.describe())
+        if not missing and self.private.doubt and finding.holds:
+            return replace(
+                finding, outcome=UNSURE, true=math.inf, because=self.private.doubt, noise_needed=math.inf, advice=(_UNSURE,)
+            )
         if not missing:
             return finding
         advice = () if group.private.private else ("step the optimizer that make_private returned, and no other",)
@@ -1020,7 +1032,10 @@ def watch(*, unit: Any = None) -> Iterator[Watch]:
     import torch
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-    seen = Watch(unit, OpacusSteps(torch.initial_seed))
+    from anyorder.audit.loss_rows import LossRows
+
+    rows = LossRows(lambda hook, *args: seen.careful(hook, *args))
+    seen = Watch(unit, OpacusSteps(torch.initial_seed, rows))
 
     def begin(original: Callable[..., Any], loader: Any) -> Any:
         epoch = seen.careful(seen.begin, loader)
@@ -1070,11 +1085,21 @@ def watch(*, unit: Any = None) -> Iterator[Watch]:
         seen.careful(seen.private.seeded, seed)
         return original(seed)
 
+    def go_back(original: Callable[..., Any], tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if seen.private:
+            seen.careful(rows.backward, tensors, grad_tensors)
+        return original(tensors, grad_tensors, *args, **kwargs)
+
+    def hook_on(original: Callable[..., Any], tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        rows.hooked()
+        return original(tensor, *args, **kwargs)
+
     loaders = torch.utils.data.dataloader
     hooks: list[tuple[Any, str, Callable[..., Any]]] = [
         (loaders.DataLoader, "__iter__", begin), (loaders._BaseDataLoaderIter, "_next_index", draw),
         (loaders._BaseDataLoaderIter, "__next__", hand), (torch, "seed", reseed), (torch.random, "seed", reseed),
         (torch, "manual_seed", set_seed), (torch.random, "manual_seed", set_seed),
+        (torch.autograd, "backward", go_back), (torch.Tensor, "register_hook", hook_on),
     ]  # fmt: skip
     if (own := sys.modules.get("anyorder.training.engine")) is not None:
         hooks.append((own.PrivacyEngine, "make_private", bind))
@@ -1091,6 +1116,7 @@ def watch(*, unit: Any = None) -> Iterator[Watch]:
         stack.callback(before.remove)
         after = register_optimizer_step_post_hook(lambda *args: seen.careful(seen.stepped, *args))
         stack.callback(after.remove)
+        stack.callback(rows.leave)
         yield seen
 
 
