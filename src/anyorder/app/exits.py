@@ -26,8 +26,8 @@ MEANINGS = {
     ExitCode.USAGE: "Nothing was done. The command was wrong, a package is missing, or an audit did not take place.",
     ExitCode.NOT_PRIVATE: "`check` alone: no private training was seen, so epsilon is infinite.",
     ExitCode.WHAT_IF: "`check` alone: no epsilon is claimed. The result says what the order of the data would give.",
-    ExitCode.NOT_ESTABLISHED: "`check` alone: an epsilon is claimed, and whether each example was clipped alone, under noise "
-    "of its own step, could not be established.",
+    ExitCode.NOT_ESTABLISHED: "`check` alone: an epsilon is claimed. Whether each example was clipped alone, and each "
+    "step had noise of its own, could not be established.",
     ExitCode.STOPPED: "Ctrl-C stopped it before there was anything to go on with.",
 }
 """What each code says to a script that calls the command."""

@@ -29,11 +29,18 @@ _MEANS = {
     FAILS: "The training claims an epsilon, and what was seen of it does not support that number.",
     STOPPED: "The script ended with an error. What was found speaks of the steps before, and certifies nothing.",
     NOTHING: "No training was seen that clips each example's gradient and adds noise. Its epsilon is infinite.",
-    UNSURE: "The training claims an epsilon. Whether each example was clipped alone, under noise of its own step, could not "
-    "be established. The claim may be right or wrong.",
+    UNSURE: "The training claims an epsilon. Whether each example was clipped alone, and each step had noise of "
+    "its own, could not be established. The claim may be right or wrong.",
     WHAT_IF: "Nobody claims an epsilon here. This is what the order of the data would give if noise were added.",
 }
-_COLOURS = {HOLDS: "#17693f", FAILS: "#a3161f", STOPPED: "#a3161f", NOTHING: "#a3161f", WHAT_IF: "#56606e", UNSURE: "#8a5a00"}
+_COLOURS = {
+    HOLDS: "#17693f",
+    FAILS: "#a3161f",
+    STOPPED: "#a3161f",
+    NOTHING: "#a3161f",
+    WHAT_IF: "#56606e",
+    UNSURE: "#8a5a00",
+}
 _UNSEEN = (
     "that the data set gives one person's data under one index only",
     "that the random numbers of torch and of the operating system cannot be predicted",
@@ -94,8 +101,11 @@ def _short(outcome: str, findings: Sequence[dict[str, Any]]) -> str:
     """The badge's words."""
     if outcome == HOLDS:
         return f"epsilon {rounded_up(max(one['claimed'] for one in findings))} holds"
-    return {  # fmt: skip
-        FAILS: "epsilon does not hold", STOPPED: "script failed", NOTHING: "not private", WHAT_IF: "no claim",
+    return {
+        FAILS: "epsilon does not hold",
+        STOPPED: "script failed",
+        NOTHING: "not private",
+        WHAT_IF: "no claim",
         UNSURE: "not established",
     }[outcome]
 

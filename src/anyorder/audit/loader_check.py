@@ -34,8 +34,9 @@ from anyorder.audit.private_steps import NOT_PRIVATE, REWRITTEN, SEEDED, Observe
 from anyorder.checks import final, is_of
 from anyorder.errors import ArgumentError
 from anyorder.formats import html_table
-from anyorder.formatting import counted, rounded_up
+from anyorder.formatting import counted, rounded_down, rounded_up
 from anyorder.patterns import Participation
+from anyorder.plan.options import careful_delta
 from anyorder.plan.plan import CANDIDATE, Plan
 from anyorder.plan.planner import plan
 from anyorder.roots import bisect, doubled
@@ -109,7 +110,7 @@ class CheckResult:
     def facts(self) -> list[tuple[str, str]]:
         """(name, text), for a card."""
         q = "" if self.sampling_probability is None else f", q = {self.sampling_probability:.4g}"
-        run = [f"noise multiplier {self.noise_multiplier:g}", f"delta {self.delta:g}"]
+        run = [f"noise multiplier {self.noise_multiplier:g}", f"delta {rounded_up(self.delta, 6)}"]
         run = [] if self.outcome == NOTHING else run
         run += [counted(self.steps, "step")] if self.steps is not None else []
         run += [counted(self.epochs, "epoch")] if self.epochs is not None else []
@@ -118,13 +119,17 @@ class CheckResult:
             rows.append(("observed", self.observed))
         if self.outcome != NOTHING:
             true = f"epsilon <= {rounded_up(self.true)}" if self.true < math.inf else "no finite epsilon follows"
+            is_claim = self.outcome in (CLAIM, UNSURE)
             rows += [
-                ("claimed" if self.outcome in (CLAIM, UNSURE) else "printed", f"{self._claim()} ({self.accountant}{q})"),
-                ("true" if self.outcome in (CLAIM, UNSURE) else "this order", f"{true} ({self.neighbours} neighbours)"),
+                (
+                    "claimed" if is_claim else "printed",
+                    f"{self._claim()} ({self.accountant}{q})",
+                ),
+                ("true" if is_claim else "this order", f"{true} ({self.neighbours} neighbours)"),
             ]
         rows += [("because", self.because), ("verdict", self.words)]
         if not self.holds and self.at_least > 0:
-            rows.append(("attacked", f"no epsilon below {self.at_least:.4g} holds in this order"))
+            rows.append(("attacked", f"no epsilon below {rounded_down(self.at_least)} holds in this order"))
         return rows + [("advice", line) for line in self.advice]
 
     @property
@@ -383,7 +388,7 @@ def _advice(
         if "shuffled anew" in found.order and (found.epochs or 0) > 1:
             lines.append("sampler=anyorder.FixedOrderSampler(dataset) keeps one shuffle, which costs less noise")
     if needed < math.inf:
-        lines.append(f"with independent noise this epsilon needs noise multiplier {needed:.4g}, not {sigma:g}")
+        lines.append(f"with independent noise this epsilon needs noise multiplier {rounded_up(needed)}, not {sigma:g}")
     return tuple(lines)
 
 
@@ -604,7 +609,8 @@ class Watch:
         """One for each data set that was trained on.
 
         Args:
-            delta: None for the one that the script asked its accountant for, or 1e-5.
+            delta: None for the one that the script asked its accountant for; else 1e-5, or a tenth of one over the
+                number of examples where that is smaller.
             noise_multiplier: for "what if", where no private training was seen; None to say that none was.
             accountant: "prv" or "rdp", where there is no engine.
         """
@@ -780,7 +786,7 @@ class Watch:
         own = self._claimants(group, is_only)
         asked = tuple(pair for one in own for pair in self._printed.get(id(one), ()))
         if delta is None:
-            delta = asked[-1][0] if asked else 1e-5
+            delta = asked[-1][0] if asked else careful_delta(1e-5, length_of(group.dataset))
         delta = checks.probability("delta", delta)
         noise = None if noise is None else checks.positive("noise_multiplier", noise)
         joined = max(1, round(seen.batches / max(1, seen.steps)))
@@ -827,7 +833,12 @@ class Watch:
         finding = replace(finding, outcome=CLAIM, observed=group.private.describe())
         if not missing and self.private.doubt and finding.holds:
             return replace(
-                finding, outcome=UNSURE, true=math.inf, because=self.private.doubt, noise_needed=math.inf, advice=(_UNSURE,)
+                finding,
+                outcome=UNSURE,
+                true=math.inf,
+                because=self.private.doubt,
+                noise_needed=math.inf,
+                advice=(_UNSURE,),
             )
         if not missing:
             return finding
@@ -932,9 +943,10 @@ def _combined(said: Arrivals, seen: Observed) -> Arrivals:
     if seen.weight == 0:
         return _doubted(said, "nobody was seen in any step")
     watched: Visits = AtMost(seen.weight)
+    most = rounded_up(seen.weight, 6)
     because = (
-        f"in the order that was seen, squared counts of a unit in its steps sum up to {seen.weight:g} at most: mu = "
-        f"sqrt({seen.weight:g}) / sigma. It holds for this run, if the order does not depend on the data; nothing "
+        f"in the order that was seen, squared counts of a unit in its steps sum up to {most} at most: mu = "
+        f"sqrt({most}) / sigma. It holds for this run, if the order does not depend on the data; nothing "
         "promises it for another one"
     )
     if seen.reused:
@@ -998,6 +1010,14 @@ def _accounted(found: Arrivals, accounted: int, steps: int) -> Arrivals:
 
 def _doubted(found: Arrivals, because: str) -> Arrivals:
     return replace(found, visits=Unknown(), because=because, participation=None)
+
+
+def length_of(dataset: Any) -> int | None:
+    """Examples, where a data set of the script's own tells."""
+    try:
+        return len(dataset)
+    except Exception:  # it may raise anything
+        return None
 
 
 def _watching_told(problem: Exception) -> str:

@@ -25,8 +25,10 @@ from anyorder.clipping.torch_private import pytree
 
 _BEFORE = Coupled("has numbers of an earlier batch, so that its examples move the gradients of others")
 _WHOLE = Coupled("has a tensor of the batch that is not one row for each example")
-_MOVES = "the loss is not made in the same way in each batch: a number in it differs from batch to batch, and may be of "
-_MOVES += "the examples (a count of valid ones, a padded length)"
+_MOVES = (
+    "a number in the loss differs from batch to batch, and may be of the examples (a count of valid ones, a padded "
+    "length): whoever is there would move the gradients of others"
+)
 _OTHER_WAY = "gradients of examples were clipped that no loss.backward() gave which was followed"
 _IGNORED = "the loss is a mean over the labels that count: how many do depends on all examples"
 _WEIGHTED = "the loss is a mean by the weights of the classes of all examples"
@@ -41,7 +43,7 @@ _SCALE = {
 }  # fmt: skip
 
 
-class LossRows(Interpreter):
+class LossRows(Interpreter):  # type: ignore[no-untyped-call]
     """Follows the batches of a run up to their backward passes.
 
     Attributes:
@@ -77,7 +79,7 @@ class LossRows(Interpreter):
         if not self._is_on:
             self._is_on = True
             if not any(mode is self for mode in _get_current_dispatch_mode_stack()):
-                self.__enter__()
+                self.__enter__()  # type: ignore[no-untyped-call]
 
     def backward(self, loss: Any, gradients: Any) -> None:
         """`loss.backward()` is called."""
@@ -138,9 +140,11 @@ class LossRows(Interpreter):
     def forget(self) -> None:
         """The batch is over: what is left of it is of an earlier one."""
         self._is_on = False
-        left = {tensor.untyped_storage().data_ptr(): tensor for tensor, state in self._states.values() if state is not None}
-        self._earlier = {start: ref for start, ref in self._earlier.items() if not ref.expired()}
-        self._earlier |= {start: StorageWeakRef(t.untyped_storage()) for start, t in left.items() if start}
+        left = {
+            tensor.untyped_storage().data_ptr(): tensor for tensor, state in self._states.values() if state is not None
+        }
+        self._earlier = {start: own for start, own in self._earlier.items() if not _is_gone(own)}
+        self._earlier |= {start: _weakly(tensor) for start, tensor in left.items() if start}
         self._states.clear()
         self._degrees.clear()
         self._numbers = []
@@ -151,7 +155,7 @@ class LossRows(Interpreter):
         """Follow nothing more, if the script has no mode of its own that began later."""
         stack = _get_current_dispatch_mode_stack()
         if stack and stack[-1] is self:
-            self.__exit__(None, None, None)
+            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         elif any(mode is self for mode in stack):
             self._doubt(_MODE)
 
@@ -161,7 +165,7 @@ class LossRows(Interpreter):
         found = super().state(tensor, otherwise)
         if found is None and self._earlier and tensor.layout is torch.strided:
             ref = self._earlier.get(tensor.untyped_storage().data_ptr())
-            return _BEFORE if ref is not None and not ref.expired() else None
+            return _BEFORE if ref is not None and not _is_gone(ref) else None
         return found
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -210,7 +214,11 @@ class LossRows(Interpreter):
 
     def _degrees_of(self, call: AtenCall) -> set[int]:
         """By which powers of the number of rows a total is divided: a number of as many may be that, or a constant."""
-        own = [self._degrees.get(t.data_ptr(), {0}) for t, s in zip(call.tensors, call.states, strict=True) if isinstance(s, Total)]
+        own = [
+            self._degrees.get(t.data_ptr(), {0})
+            for t, s in zip(call.tensors, call.states, strict=True)
+            if isinstance(s, Total)
+        ]
         if not own:
             return {1} if call.name == "mean" or call.values.get("reduction") == 1 else {0}
         degrees = set.intersection(*own)
@@ -236,6 +244,14 @@ class LossRows(Interpreter):
 
     def _doubt(self, why: str) -> None:
         self.doubt = self.doubt or why
+
+
+def _weakly(tensor: Tensor) -> StorageWeakRef:
+    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+
+
+def _is_gone(memory: StorageWeakRef) -> bool:
+    return bool(memory.expired())  # type: ignore[no-untyped-call]
 
 
 def _is_close(a: float, b: float) -> bool:

@@ -678,7 +678,8 @@ _RULES: dict[str, Callable[..., Any]] = {
     "_ctc_loss": _ctc,
     **dict.fromkeys(
         ("linalg_cholesky_ex", "cholesky", "linalg_inv_ex", "_linalg_det", "_linalg_slogdet", "_linalg_solve_ex",
-         "_linalg_eigh", "_linalg_svd", "tril", "triu", "linalg_solve_triangular", "_scaled_dot_product_flash_attention_for_cpu"), _behind(2)),
+         "_linalg_eigh", "_linalg_svd", "tril", "triu", "linalg_solve_triangular",
+         "_scaled_dot_product_flash_attention_for_cpu"), _behind(2)),
     **{f"{name}{d}d{end}": _behind(d) for d in (1, 2, 3) for name, end in _POOLS}, "constant_pad_nd": _padded,
     **dict.fromkeys(("bincount", "histc", "_unique2", "unique_dim", "_pdist_forward", "trace"), _coupling),
     **dict.fromkeys(

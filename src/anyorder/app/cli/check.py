@@ -43,7 +43,10 @@ def check(
     steps: Annotated[int | None, typer.Option(help="Or its number of optimizer steps.")] = None,
     accumulate: Annotated[int | None, typer.Option(help="Batches of that loader in a step.")] = None,
     delta: Annotated[
-        float | None, typer.Option(help="Target delta; that of the script's get_epsilon where it asks, else 1e-5.")
+        float | None,
+        typer.Option(
+            help="Target delta; that of the script's get_epsilon where it asks; else 1e-5, or 0.1 / examples if less."
+        ),
     ] = None,
     unit: Annotated[
         str | None, typer.Option(help="Where a batch keeps the ids of its units: a field's name, or a position.")
