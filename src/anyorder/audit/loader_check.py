@@ -863,8 +863,8 @@ class Watch:
             return "the noise of all steps together is smaller than the optimizers say"
         if not self._examples * 0.9 - 2 * self._largest <= self._rows <= self._examples and group.is_named:
             return (
-                f"the optimizer clipped {self._rows} gradients, and {self._examples} examples were handed out: what it "
-                "clipped was not one gradient for each example"
+                "the optimizer clipped fewer or more gradients than examples were handed out: what it clipped was not "
+                "one gradient for each example"
             )
         return SEEDED if tally.is_seeded else ""
 
