@@ -122,7 +122,7 @@ def _order_words(plan: Plan, searched: bool) -> list[str]:
         "Nobody but the sampler: who was in which step was drawn in secret, and the promise rests on "
         "their staying secret.",
         f"If the batches became known (from a log, from how long steps took, from who went offline), {known} is "
-        f"what is left, at delta {plan.delta:g}"
+        f"what is left, at delta {rounded_up(plan.delta, 6)}"
         + (" of the chosen run alone; of the promise of the whole search less is left." if searched else "."),
     ]
 
@@ -246,11 +246,11 @@ def verdict(found: Verification, fresh: bool = False) -> tuple[list[str], list[s
 def receipt_facts(own: Receipt, plan: Plan) -> list[tuple[str, str]]:
     """(name, text) rows of a unit's own receipt, for `facts_panel`."""
     shown = ", ".join(map(str, own.steps[:_SHOWN])) + (", .." if len(own.steps) > _SHOWN else "")
-    mu = f"{own.mu:.5g}"
+    mu = f"{rounded_up(own.mu, 5)}"
     if plan.participation.secret:
         mu += " against those who know these steps; the plan's claim is against all others"
     elif plan.mu is not None:
-        mu += f" (the plan's: {plan.mu:.5g})"
+        mu += f" (the plan's: {rounded_up(plan.mu, 5)})"
     return [("unit", quoted(own.unit)), ("steps", f"{len(own.steps)}: {shown}"), ("its own mu", mu)]
 
 

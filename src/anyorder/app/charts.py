@@ -577,7 +577,8 @@ def curve_figure(plan: Plan) -> Html:
         lines.insert(0, Line(at, epsilons, 1 if type(curve) is Amplified else 0))
     caption = (
         "One run keeps a smaller epsilon where a larger delta may be left out of it, and the other way round. The "
-        f"point is what the certificate states: epsilon {rounded_up(plan.epsilon)} at delta {plan.delta:g}.{more}"
+        f"point is what the certificate states: epsilon {rounded_up(plan.epsilon)} at delta "
+        f"{rounded_up(plan.delta, 6)}.{more}"
     )
     described = f"Epsilon by delta, {name}; " + ", ".join(
         f"{rounded_up(epsilon, 3)} at {delta:.0e}" for delta, epsilon in drawn[::3]
@@ -921,8 +922,8 @@ def audit_panel(summary: AuditSummary, plan: Plan | None = None) -> Any:
 
 def _rows(summary: AuditSummary, plan: Plan | None) -> list[tuple[str, str]]:
     audited, percent = summary.audited, f"{100 * summary.confidence:.6g} %"
-    mu = "" if audited.curve.mu is None else f"; mu = {audited.curve.mu:.4g}"
-    rows = [("claimed", f"epsilon <= {rounded_up(audited.epsilon)} at delta = {audited.delta:g}{mu}")]
+    mu = "" if audited.curve.mu is None else f"; mu = {rounded_up(audited.curve.mu)}"
+    rows = [("claimed", f"epsilon <= {rounded_up(audited.epsilon)} at delta = {rounded_up(audited.delta, 6)}{mu}")]
     if plan is not None:
         rows += [("order", plan.participation.describe()), ("mechanism", plan.strategy.describe())]
     count, included = len(audited.included), int(audited.included.sum())
@@ -934,7 +935,9 @@ def _rows(summary: AuditSummary, plan: Plan | None) -> list[tuple[str, str]]:
     if audited.mus is not None:
         rows.append(("mu of their steps", f"{_span(audited.mus)}, by the claim"))
     if summary.mu_seen is not None:
-        rows.append(("mu seen", f"{summary.mu_seen[0]:.4g} to {summary.mu_seen[1]:.4g} (interval, {percent})"))
+        rows.append(
+            ("mu seen", f"{rounded_down(summary.mu_seen[0])} to {rounded_up(summary.mu_seen[1])} (interval, {percent})")
+        )
     rows.append(("each bound holds", f"in {percent} of all runs, where what it rests on does"))
     label = "epsilon at least"
     for method, bound in summary.bounds.items():
@@ -957,7 +960,7 @@ def _known_rows(known: AuditSummary, percent: str) -> list[tuple[str, str]]:
     canaries = counted(len(audited.included), "canary")
     rows = [("if known", f"epsilon <= {rounded_up(audited.epsilon)}; {canaries}, their steps known")]
     if known.mu_seen is not None and audited.mus is not None:
-        seen = f"{known.mu_seen[0]:.4g} to {known.mu_seen[1]:.4g} ({percent})"
+        seen = f"{rounded_down(known.mu_seen[0])} to {rounded_up(known.mu_seen[1])} ({percent})"
         rows.append(("", f"mu seen {seen}, of their steps {_span(audited.mus)}"))
     told = ", ".join(f"{rounded_down(bound)} {method}" for method, bound in known.bounds.items())
     return [*rows, ("", f"epsilon at least {told}")]
@@ -1010,7 +1013,7 @@ def plot_audit(audited: Audited, path: str | Path, title: str | None = None) -> 
 
 
 def _title(audited: Audited) -> str:
-    claim = f"epsilon {rounded_up(audited.epsilon, 3)} at delta {audited.delta:g}"
+    claim = f"epsilon {rounded_up(audited.epsilon, 3)} at delta {rounded_up(audited.delta, 6)}"
     return f"scores of {len(audited.scores)} canaries beside the claim of {claim}"
 
 

@@ -103,10 +103,11 @@ def strength(reach: Reach, delta: float, units: int | None, unit: str) -> Streng
 
 def _mark_of_delta(delta: float, units: int | None, unit: str) -> tuple[Level, str, str]:
     if units is None:
-        told = f"Whether {delta:g} is small enough cannot be seen: the number of {unit}s is not known to this page."
+        told = f"Whether {rounded_up(delta, 6)} is small enough cannot be seen: "
+        told += f"the number of {unit}s is not known to this page."
         return "amber", "Delta", told
     left = delta * units
-    told = f"{delta:g} times {counted(units, unit)} is {rounded_up(left, 3)}"
+    told = f"{rounded_up(delta, 6)} times {counted(units, unit)} is {rounded_up(left, 3)}"
     if left >= LEFT_OUT[1] * (1 - 1e-9):
         return "red", "Delta", f"{told}: a program that publishes one {unit}, drawn by lot, keeps this promise."
     return _level(left, LEFT_OUT), "Delta", f"{told}."
@@ -226,7 +227,7 @@ def questions(claim: Plan | Certificate, units: int | None, utility: str, audit:
     return [
         ("Privacy parameters", "Which definition holds?", f"(epsilon, delta)-DP{exactly}."),
         ("Privacy parameters", "What are epsilon and delta?",
-         f"Epsilon {rounded_up(claim.epsilon)} at delta {plan.delta:g}."),
+         f"Epsilon {rounded_up(claim.epsilon)} at delta {rounded_up(plan.delta, 6)}."),
         ("Privacy parameters", "What does that mean in practice?", small.marks[0][2]),
         ("Privacy parameters", "Is delta small for this many units?", small.marks[1][2] if units is not None else ""),
         ("Unit of privacy", "Whose data counts as one?", f"One {plan.unit}. See: who is protected."),

@@ -394,7 +394,8 @@ def _of_search(asked: list[Question], found: SearchCertificate) -> list[Question
     reached = strength(point_reach(found.epsilon, found.claim.delta), found.claim.delta, None, found.claim.unit)
     own = {
         "Which definition holds?": "(epsilon, delta)-DP, of the whole search.",
-        "What are epsilon and delta?": f"Epsilon {rounded_up(found.epsilon)} at delta {found.claim.delta:g}.",
+        "What are epsilon and delta?": f"Epsilon {rounded_up(found.epsilon)} at delta "
+        f"{rounded_up(found.claim.delta, 6)}.",
         "What does that mean in practice?": reached.marks[0][2],
         "Was the choice of settings counted?": "Yes: the numbers are of the whole search.",
     }
@@ -449,7 +450,7 @@ def _item(text: str) -> Html:
 
 
 def _promise(epsilon: float, delta: float) -> Html:
-    parts = (f"epsilon ≤ {rounded_up(epsilon)}", f"at delta {delta:g}")
+    parts = (f"epsilon ≤ {rounded_up(epsilon)}", f"at delta {rounded_up(delta, 6)}")
     return join(*(tag("span", part, class_="whole") for part in parts), between=" ")
 
 

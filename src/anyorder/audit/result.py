@@ -217,13 +217,13 @@ class Audited:
 
     def __repr__(self) -> str:
         return (
-            f"Audited({len(self.scores)} canaries, claimed_epsilon={self.epsilon:.6g}, delta={self.delta:g}, "
-            f"independent={self.independent}, informed={self.informed})"
+            f"Audited({len(self.scores)} canaries, claimed_epsilon={rounded_up(self.epsilon, 6)}, "
+            f"delta={rounded_up(self.delta, 6)}, independent={self.independent}, informed={self.informed})"
         )
 
     def __str__(self) -> str:
         """Claim, bound and verdict; of what is as secret as the data the claim alone. Cost: that of `p_value`."""
-        claimed = f"claimed_epsilon: {rounded_up(self.epsilon)} at delta {self.delta:g}"
+        claimed = f"claimed_epsilon: {rounded_up(self.epsilon)} at delta {rounded_up(self.delta, 6)}"
         if self.informed and not self.run_discarded:
             return f"{claimed}\nseen: as secret as the data, see to_dict"
         p = self.p_value()

@@ -455,12 +455,15 @@ class SearchClaim:
         if self.score is not None:
             score = f"of private data, with noise of std {self.score.std:.5g} (sensitivity {self.score.sensitivity:g})"
         each = (
-            f"mu = {self.curve.mu:.5g}"
+            f"mu = {rounded_up(self.curve.mu, 5)}"
             if self.curve.mu is not None
             else f"epsilon {rounded_up(self.curve.epsilon(self.delta))}"
         )
         return [
-            ("privacy", f"epsilon <= {rounded_up(self.epsilon)} at delta = {self.delta:g}, of the whole search"),
+            (
+                "privacy",
+                f"epsilon <= {rounded_up(self.epsilon)} at delta = {rounded_up(self.delta, 6)}, of the whole search",
+            ),
             ("protects", f"one {self.unit} ({self.neighbours})"),
             ("runs", self.law.describe()),
             ("each run", each if self.score is None else f"{each}, with its score"),

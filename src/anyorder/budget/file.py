@@ -38,7 +38,7 @@ from anyorder.budget.log import FILTERS, Begin, BudgetLog, Limit, Spend, read_cu
 from anyorder.checks import final
 from anyorder.errors import ArgumentError, BudgetError
 from anyorder.formats import html_table, printable
-from anyorder.formatting import counted
+from anyorder.formatting import counted, rounded_up
 from anyorder.participation import KnownOrder
 from anyorder.plan.certificate import Certificate, Evidence
 from anyorder.plan.plan import CANDIDATE, Plan
@@ -673,7 +673,7 @@ def _mechanism(held: Balance) -> str:
 def _law(curve: Curve) -> str:
     match curve:
         case Gaussian():
-            return f"Gaussian mechanism with mu = {curve.mu:.6g}"
+            return f"Gaussian mechanism with mu = {rounded_up(curve.mu, 6)}"
         case BoundedRange():
             return f"{curve.draws} draws of the exponential mechanism with range {curve.e0:.6g}"
         case Sampled():

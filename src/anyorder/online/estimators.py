@@ -42,6 +42,7 @@ from anyorder.online.regret import best_regularization, usual_regularization
 from anyorder.online.sets import Ball, Set
 from anyorder.participation import SingleEpoch
 from anyorder.plan.certificate import Certificate
+from anyorder.plan.options import careful_delta
 from anyorder.plan.plan import Plan
 from anyorder.plan.planner import plan as make_plan
 from anyorder.release.release import Release
@@ -129,7 +130,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
     """Abstract: a linear model fitted by `Learner`. Its arguments are those of `LogisticRegression`."""
 
     epsilon: float = 1.0
-    delta: float = 1e-6
+    delta: float | None = None
     _: KW_ONLY
     bounds: float | tuple[ArrayLike, ArrayLike] | None = None
     horizon: int | None = None
@@ -320,7 +321,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
             )
         return make_plan(
             dataset_size=count, epochs=passes, order="fixed", mechanism=self._mechanism(steps, batches, bound),
-            **self._said(size, loss, bound),
+            **self._said(count, size, loss, bound),
         )  # fmt: skip
 
     def _usual_size(self, count: int) -> int:
@@ -342,11 +343,14 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         horizon = checks.integer("horizon", self.horizon, low=1)
         size = _LARGEST if self.batch_size is None else checks.integer("batch_size", self.batch_size, low=1)
         mechanism = self._mechanism(horizon, horizon, bound)
-        return make_plan(order=SingleEpoch(horizon), mechanism=mechanism, **self._said(size, loss, bound))
+        return make_plan(
+            order=SingleEpoch(horizon), mechanism=mechanism, **self._said(horizon * size, size, loss, bound)
+        )
 
-    def _said(self, size: int, loss: Loss, bound: RowBound) -> dict[str, Any]:
+    def _said(self, units: int, size: int, loss: Loss, bound: RowBound) -> dict[str, Any]:
         return {
-            "epsilon": self.epsilon, "delta": self.delta, "batch_size": size, "neighbours": self.neighbours,
+            "epsilon": self.epsilon, "delta": careful_delta(1e-6, units) if self.delta is None else self.delta,
+            "batch_size": size, "neighbours": self.neighbours,
             "unit": self.unit, "clip_norm": self._clip_norm(loss, bound),
         }  # fmt: skip
 
@@ -670,7 +674,8 @@ class LogisticRegression(_Binary):
     `predict` of others' rows costs them nothing here; `score` is not private.
 
     Args:
-        epsilon, delta: of one fit, or of one stream of partial_fit.
+        epsilon, delta: of one fit, or of one stream of partial_fit. delta=None: 1e-6, or a tenth of one over the number
+            of units (of a stream: horizon * batch_size) where that is smaller, rounded down to one digit.
         bounds: what is public of the features: the L2 norm to which each row is cut; or (low, high), numbers or arrays
             of one for each feature, to which each feature is clipped and from which it is mapped to [-1, 1]. A number
             is worth less noise where rows have many features that are mostly zero.

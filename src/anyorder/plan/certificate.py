@@ -726,7 +726,9 @@ class Verification:
     def __repr__(self) -> str:
         claim = self.plan if self.certificate is None else self.certificate
         what = "plan" if self.certificate is None else f"certificate of {self.certificate.steps} steps"
-        return f"Verification({what}: epsilon <= {rounded_up(claim.epsilon)} at delta = {self.plan.delta:g})"
+        return (
+            f"Verification({what}: epsilon <= {rounded_up(claim.epsilon)} at delta = {rounded_up(self.plan.delta, 6)})"
+        )
 
 
 def verify(

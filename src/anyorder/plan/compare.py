@@ -97,7 +97,7 @@ class OrderComparison:
         """What all rows share."""
         plan = self.best
         steps = f"{counted(plan.n, 'step')} of {plan.batch_size} on average"
-        return f"epsilon {rounded_up(plan.epsilon)} at delta {plan.delta:g}, {steps}"
+        return f"epsilon {rounded_up(plan.epsilon)} at delta {rounded_up(plan.delta, 6)}, {steps}"
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""

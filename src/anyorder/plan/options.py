@@ -35,6 +35,15 @@ def default_delta(units: int) -> float:
     return float(f"{10**power // most}e-{power}")
 
 
+def careful_delta(most: float, units: int | None) -> float:
+    """`most`, or `default_delta` where the units are so many that it is smaller.
+
+    >>> careful_delta(1e-5, 100), careful_delta(1e-5, 60000), careful_delta(1e-5, None)
+    (1e-05, 1e-06, 1e-05)
+    """
+    return most if not units else min(most, default_delta(units))
+
+
 @dataclass(frozen=True)
 class OrderOptions:
     """What `order` returns."""

@@ -398,7 +398,7 @@ class Plan:
             rows.append(("sensitivity", f"{sens.value:.5g} clip norms ({kind})"))
         if type(self.participation) is KnownOrder:
             mus = self.unit_mus()
-            spread = f"mu from {mus.min():.4g} to {mus.max():.4g}, median {np.median(mus):.4g}"
+            spread = f"mu from {rounded_up(mus.min())} to {rounded_up(mus.max())}, median {rounded_up(np.median(mus))}"
             rows.append(("its own steps", f"{spread}, over {counted(len(mus), 'unit')} of privacy"))
         if self.selection is not None:
             noise = self.selection_std or self.selection_scale
@@ -421,10 +421,10 @@ class Plan:
         ]
 
     def _delta(self) -> list[tuple[str, str]]:
-        """Whether delta is the default, or would by itself let a unit drawn at random be published: (0, 1 / n)."""
+        """Whether delta is what is advised, or would by itself let a unit drawn at random be published: (0, 1 / n)."""
         n = number_of_units(self.participation, self.dataset_size)
         if n is not None and n >= 1 and self.delta == default_delta(n):
-            return [("delta", f"the default: a tenth of 1 / {n}, rounded down to one digit")]
+            return [("delta", f"a tenth of 1 / {n}, rounded down to one digit")]
         if n is None or self.delta * n < 1:
             return []
         return [("beware", f"delta is 1 / {n} or more: publishing one {self.unit} of {n}, by lot, is within it")]
@@ -477,8 +477,8 @@ def number_of_units(order: Participation, dataset_size: int | None) -> int | Non
 
 def promised(epsilon: float, delta: float, mu: float | None) -> str:
     """The promise in a line: mu first where it is exactly that of a Gaussian, from which all the rest follows."""
-    told = f"epsilon <= {rounded_up(epsilon)} at delta = {delta:g}"
-    return told if mu is None else f"mu = {mu:.5g} (Gaussian DP): {told}"
+    told = f"epsilon <= {rounded_up(epsilon)} at delta = {rounded_up(delta, 6)}"
+    return told if mu is None else f"mu = {rounded_up(mu, 5)} (Gaussian DP): {told}"
 
 
 def attack_text(found: Reach) -> str:

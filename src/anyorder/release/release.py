@@ -28,6 +28,7 @@ from torch import Tensor
 
 from anyorder import checks
 from anyorder._draws import Draws, check_size
+from anyorder.accounting.amplification.methods import MonteCarlo
 from anyorder.errors import ArgumentError, CheckpointError, PlanError, StepsExhaustedError, TrainingError
 from anyorder.ledger import Ledger, Units
 from anyorder.noise import NoiseSource, NoiseStream
@@ -186,6 +187,11 @@ class Release:
     ) -> None:
         if type(plan) is not Plan:
             raise ArgumentError(f"plan must be an anyorder Plan (see anyorder.plan), got {type(plan).__name__}")
+        if start_over and type(plan.method) is MonteCarlo:
+            raise PlanError(
+                "start_over=True needs a plan whose starts can be added up. This claim is by samples, which hold "
+                "for one release alone: plan with ao.order(.., method='bound')"
+            )
         given = None if key is None else NoiseSource(key).key
         self.plan, self.size, self._n = plan, coordinates.size, plan.n
         self._unnamed = "record" in plan.on_device  # who is in a step is on devices, and not learnt here

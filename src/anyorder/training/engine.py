@@ -1558,7 +1558,7 @@ class PrivacyEngine:
 
     def __repr__(self) -> str:
         plan = self.plan
-        claim = f"epsilon={rounded_up(plan.epsilon)}, delta={plan.delta:g}, for one {plan.unit}"
+        claim = f"epsilon={rounded_up(plan.epsilon)}, delta={rounded_up(plan.delta, 6)}, for one {plan.unit}"
         return f"PrivacyEngine({claim}; {self._state()})"
 
     def _repr_html_(self) -> str:

@@ -205,7 +205,7 @@ def _show(budget: Budget, left: Remaining) -> None:
         spend = held.spend
         now = "by unit" if held.rows is not None else "for everybody"
         if held.settled is not None:
-            now = f"settled: mu {held.settled.mu:.4g} after {counted(held.settled.steps, 'step')}"
+            now = f"settled: mu {rounded_up(held.settled.mu)} after {counted(held.settled.steps, 'step')}"
         alone = rounded_up(held.now.epsilon(left.delta)) if type(held.now) is Gaussian else "amplified or drawn"
         table.add_row(str(spend.number), spend.time, spend.name, spend.what, alone, now)
     console.print(table)
