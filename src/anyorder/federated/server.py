@@ -403,7 +403,7 @@ class Round:
     def _check_open(self) -> None:
         if not self._open or self._release.steps_taken != self._step:
             raise TrainingError(
-                f"round {self._step} is over: what comes late is left out, and its sender may take part in a later "
+                f"round {self._step} is over: a late message is left out, and its sender may take part in a later "
                 "round that the plan allows"
             )
         if not self._whole:

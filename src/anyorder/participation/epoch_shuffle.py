@@ -31,7 +31,7 @@ class EpochShuffle(Rule):
     steps_per_epoch: int
 
     kind = "epoch_shuffle"
-    words = (Word("shuffled", "anew in each epoch", is_quick=True),)
+    words = (Word("shuffled", "again in each epoch", is_quick=True),)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "k", checks.integer("k", self.k, low=1))
@@ -81,4 +81,4 @@ class EpochShuffle(Rule):
 
     def describe(self) -> str:
         """One phrase for people."""
-        return f"{counted(self.k, 'epoch')} of {counted(self.steps_per_epoch, 'step')}, shuffled anew in each"
+        return f"{counted(self.k, 'epoch')} of {counted(self.steps_per_epoch, 'step')}, shuffled again in each"

@@ -136,7 +136,7 @@ class RandomAllocation(AmplifiedOrder):
                 check_disjoint(strategy)
             case MonteCarlo():
                 raise PlanError(
-                    "no samples are drawn for RandomAllocation, whose epochs are mechanisms beside each other, with "
+                    "no samples are drawn for RandomAllocation, whose epochs are separate mechanisms, with "
                     "bounds that compose: take method 'bound'"
                 )
             case Deterministic():
@@ -166,7 +166,7 @@ class RandomAllocation(AmplifiedOrder):
         """None."""
         del strategy, sigma
         raise PlanError(
-            "RandomAllocation is accounted without samples: its epochs are k mechanisms beside each other, whose "
+            "RandomAllocation is accounted without samples: its epochs are k separate mechanisms, whose "
             "bounds compose; take method 'bound'"
         )
 

@@ -189,7 +189,7 @@ def read_realised(plan: Plan, steps: int, data: Any) -> Realised:
     low, high = (rule.min_separation, (steps - 1) // (k - 1)) if k > 1 else (n, n)
     if type(b) is not int or not low <= b <= high:
         raise CertificateError(
-            f"min_separation must be an integer from {low} to {high}, where units came {k} times, got {quoted(b)}"
+            f"min_separation must be an integer from {low} to {high}, where units appeared {k} times, got {quoted(b)}"
         )
     found = realised_claim(plan, k, b)
     if found is None:
@@ -230,7 +230,7 @@ class Certificate:
         record_digest: HMAC-SHA256 of plan, steps, the ledger's history and the words of `isolation`, under a key that
             only the run's owner has: it tells nothing to others, and holds the owner to one record.
         receipt_root: what every unit's `Receipt` leads to; to those who have none it tells nothing.
-        realised: how often units came at most, how far apart, and the epsilon of that; see `Realised` for what it
+        realised: how often units appeared at most, how far apart, and the epsilon of that; see `Realised` for what it
             rests on. It follows from the record that the digest stands for, so that certificates are compared
             without it. None where it cannot be claimed or was not shown.
         stated: what the owner says of the run and no file can show: `PUBLIC_STOP`, or nothing.
@@ -338,7 +338,7 @@ class Certificate:
         return "\n".join(f"{name:>14}  {text}" for name, text in self.facts())
 
     def run(self) -> dict[str, Any]:
-        """What the file says on the run, beside its plan."""
+        """What the file says of the run, in addition to its plan."""
         return {
             "steps": self.steps, "key_fingerprint": self.key_fingerprint, "record_digest": self.record_digest,
             "receipt_root": self.receipt_root,
@@ -401,7 +401,7 @@ class Certificate:
                 raise CertificateError(
                     f"the certificate has a realised epsilon, and its run took {steps} of {plan.n} steps: that may be "
                     "claimed only where the owner states that the stop was not chosen by what was released. Make it "
-                    "anew with certificate(public_stop=True) if that is so, else with certificate()"
+                    "again with certificate(public_stop=True) if that is so, else with certificate()"
                 )
         weights = _read_weights(data["weights"]) if "weights" in optional else ()
         withdrawal = hexadecimal(data, "withdrawal", 64) if "withdrawal" in optional else ""
@@ -682,7 +682,7 @@ class Evidence:
         shown = certificate.realised
         if shown is not None and (shown.max_participations, shown.min_separation) != ledger.realised_bounds():
             raise CertificateError(
-                "the certificate's realised participations are not those of the evidence: units came more often or "
+                "the certificate's realised participations are not those of the evidence: units appeared more often or "
                 "nearer, or less so, than it says"
             )
         return evidence

@@ -903,7 +903,7 @@ class SecretDraws:
             )
         if isinstance(ids, list) or not np.array_equal(ids, self._drawn[1]):
             raise TrainingError(
-                "units must be those that sample() drew for this step, all of them: the plan's claim does not hold for "
+                "units must be those that sample() drew for this step, all of them: the plan's claim does not apply to "
                 "batches that somebody chose"
             )
 

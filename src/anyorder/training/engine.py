@@ -1351,9 +1351,9 @@ class PrivacyEngine:
                 on each example alone, and dimension 1 of its tensors (not of float labels) is padded to the least of
                 these that holds it, and of all examples of its unit in the batch: by its own data alone. A longer one
                 loses its end. Batches have the longest of all, and the model runs on the examples of one length at a
-                time, cut to it. An integer stands for 16, 32, .. up to itself. Lists of sizes, ((32, 32), (64, 64)),
-                are of the last dimensions, as of images; a dict by field has the lengths of each, and leaves others as
-                they are. None: the examples of a batch must have one shape.
+                time, truncated to it. An integer stands for 16, 32, .. up to itself. Lists of sizes, ((32, 32), (64,
+                64)), are of the last dimensions, as of images; a dict by field has the lengths of each, and leaves
+                others as they are. None: the examples of a batch must have one shape.
             pad_value: what integers are filled up with, or a dict by field. Else the id of the collator's tokenizer or
                 0, 0 for masks and floats, -100 for labels.
             pad_side: "right" or "left"; else that of the collator's tokenizer, or right.
