@@ -185,7 +185,7 @@ def check(
     optimizer: Any = None,
     mechanism: str | None = None,
 ) -> CheckResult:
-    """The order that a loader really has, the epsilon that an accountant prints for it, and the one that holds.
+    """Find the order of a loader, the epsilon that an accountant reports for it, and the valid one.
 
         print(ao.check(loader, noise_multiplier=1.0, epochs=3, delta=1e-5))
 

@@ -224,7 +224,7 @@ class PlantedCanaries:
         return np.stack(rows) if rows else np.zeros((0, len(self.kept_at)))
 
     def result(self, *, known: bool = False) -> Audited:
-        """What the scores say, of the steps that were released so far.
+        """Return what the scores say, of the steps that were released so far.
 
         Args:
             known: where canaries were planted with `known`: scores that know the steps, of canaries that have any,

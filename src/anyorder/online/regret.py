@@ -70,7 +70,7 @@ def regret_bound(
     l1: float = 0.0,
     l2: float = 0.0,
 ) -> RegretBound:
-    """How much worse the models that `Learner` plays can be, on its stream, than any one model of norm <= radius.
+    """Return how much worse the models of `Learner` can be, on its stream, than any one model of norm <= radius.
 
         (1/n) sum over examples i of  loss_i(theta_{t(i)}) - loss_i(theta*)   <=   learning + noise + comparator
 
@@ -133,7 +133,7 @@ def risk_bound(
     l1: float = 0.0,
     l2: float = 0.0,
 ) -> RegretBound:
-    """How much worse `Learner.average` can be, on fresh examples, than any one model of norm <= radius.
+    """Return how much worse `Learner.average` can be, on fresh examples, than any one model of norm <= radius.
 
         E loss(average; z) - E loss(theta*; z)  <=  regret_bound
 

@@ -25,7 +25,7 @@ SMALLEST, LARGEST = 2.0**-60, 2.0**60
 
 
 class LinearSum(NamedTuple):
-    """What a batch adds.
+    """The sum that a batch adds.
 
     Attributes:
         names: the units in it, each once, sorted: who `Release.step` is told of.

@@ -221,7 +221,7 @@ _OLD = {
 
 @dataclass(frozen=True)
 class Certificate:
-    """What a run claims. Public: it names nobody, and tells nothing of any batch.
+    """The claim of a run. It is public: it names nobody, and reveals nothing of any batch.
 
     Attributes:
         plan: the plan that was run; a known order's units are numbers in it.
@@ -262,7 +262,7 @@ class Certificate:
 
     @property
     def curve(self) -> Curve:
-        """Of the plan, and of all starts before; for `anyorder.compose` with other runs on the same people.
+        """Return the curve of the plan and all starts before, for `anyorder.compose` with runs on the same people.
 
         An earlier start counts as a whole run of the plan: what it released may have decided on its end, and then the
         curve of its steps alone is no claim. Where the owner states `PUBLIC_RESTART`, it counts by its steps.
@@ -271,7 +271,7 @@ class Certificate:
 
     @property
     def curves_before(self) -> list[Curve]:
-        """Of each earlier start."""
+        """Return the curve of each earlier start."""
         by_steps = PUBLIC_RESTART in self.stated
         return [_curve_of_start(self.plan, steps) if by_steps else self.plan.curve for _, steps in self.earlier]
 
@@ -285,7 +285,7 @@ class Certificate:
 
     @property
     def reach(self) -> Reach:
-        """What the strongest attacker reaches by the claim of the run: computed here, and in no file."""
+        """Return what the strongest attacker reaches by the claim of the run: computed here, and in no file."""
         return reach(self.curve) if self.earlier else self.plan.reach
 
     def save(self, path: str | Path) -> None:
@@ -338,7 +338,7 @@ class Certificate:
         return "\n".join(f"{name:>14}  {text}" for name, text in self.facts())
 
     def run(self) -> dict[str, Any]:
-        """What the file says of the run, in addition to its plan."""
+        """Return what the file says of the run, in addition to its plan."""
         return {
             "steps": self.steps, "key_fingerprint": self.key_fingerprint, "record_digest": self.record_digest,
             "receipt_root": self.receipt_root,
@@ -732,7 +732,7 @@ class Verification:
 def verify(
     path: str | Path, *, evidence: str | Path | None = None, receipt: str | Path | None = None, large: bool = False
 ) -> Verification:
-    """Recompute every claim of a plan or certificate file; with evidence or a receipt, check who took part as well.
+    """Recompute every claim of a plan or certificate file. With evidence or a receipt, check who took part as well.
 
     Checked from the public file alone: its own hash; sensitivity, noise, mu and epsilon from the strategy's numbers.
     With the evidence: that it is the certificate's, and that every unit's steps obey the participation. With a

@@ -60,7 +60,7 @@ class _KeyedSampler(Sampler[int]):
 
 
 class FixedOrderSampler(_KeyedSampler):
-    """Shuffles once and keeps the order in every epoch.
+    """A sampler that shuffles once and keeps the order in every epoch.
 
     A unit then appears again after exactly one epoch, so the plan's participation is `FixedOrder`, which needs less
     noise than an order that is shuffled again (`EpochShuffle`), where last and first steps of epochs may meet.
