@@ -55,7 +55,7 @@ def printed(renderable, width=100):
 def test_the_card_says_what_is_promised():
     text = printed(card(small(clip_norm=2.0)))
     for phrase in (
-        "epsilon <= 4 at delta = 1e-05", "one example (its gradients replaced by zero)", "shuffled anew in each",
+        "epsilon <= 4 at delta = 1e-05", "one example (its gradients replaced by zero)", "shuffled again in each",
         "none claimed", "binary tree, full estimator", "L2 norm 2; sums divided by 10", "(exact)", "mu = ",
     ):  # fmt: skip
         assert phrase in text, phrase

@@ -92,7 +92,7 @@ class Counts:
         _check_noise(self)
 
     def describe(self) -> str:
-        """In a phrase, for the card."""
+        """Return a phrase for the card."""
         bound = f"a unit's counts to L2 norm {self.count_norm:g}"
         return f"rows of tables with a noisy count of {self.threshold:g} or more ({bound})"
 
@@ -139,7 +139,7 @@ class Top:
         return _over_sigma(self, neighbours)
 
     def describe(self) -> str:
-        """In a phrase, for the card."""
+        """Return a phrase for the card."""
         rows = counted(self.rows, "row")
         return f"the {rows} of tables with the largest noisy scores (a unit adds 0 to {self.score_norm:g})"
 
@@ -163,7 +163,7 @@ class Uniform:
         _set(self, "rows", checks.integer("rows", self.rows, low=1, high=_MAX_ROWS))
 
     def describe(self) -> str:
-        """In a phrase, for the card."""
+        """Return a phrase for the card."""
         return f"{counted(self.rows, 'row')} of tables, drawn uniformly"
 
 

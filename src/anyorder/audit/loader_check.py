@@ -192,7 +192,7 @@ def check(
     optimizer: Any = None,
     mechanism: str | None = None,
 ) -> CheckResult:
-    """The order that a loader really has, the epsilon that an accountant prints for it, and the one that holds.
+    """Find the order of a loader, the epsilon that an accountant reports for it, and the valid one.
 
         print(ao.check(loader, noise_multiplier=1.0, epochs=3, delta=1e-5))
 
@@ -385,7 +385,7 @@ def _advice(
             f"ao.plan(loader=loader, epochs={found.epochs}, epsilon={claimed:.4g}, delta={delta:g}): correlated noise "
             "at this epsilon" + _gain(found.participation, claimed, delta, mechanism, size),
         ]
-        if "shuffled anew" in found.order and (found.epochs or 0) > 1:
+        if "shuffled again" in found.order and (found.epochs or 0) > 1:
             lines.append("sampler=anyorder.FixedOrderSampler(dataset) keeps one shuffle, which costs less noise")
     if needed < math.inf:
         lines.append(f"with independent noise this epsilon needs noise multiplier {rounded_up(needed)}, not {sigma:g}")
@@ -966,7 +966,7 @@ def _combined(said: Arrivals, seen: Observed) -> Arrivals:
         case AtMost(weight=weight) if weight >= seen.weight:
             words = said.order
             visits = said.visits
-            if seen.is_repeated and "anew" in words:
+            if seen.is_repeated and "again" in words:
                 words = (
                     f"one shuffle, the same in each epoch, as was seen (a sampler that is not told the epoch?): {words}"
                 )

@@ -112,7 +112,7 @@ class Audited:
 
     @property
     def lower_bound_method(self) -> Method:
-        """That of `lower_bound` where none is named."""
+        """The method of `lower_bound` where none is named."""
         return "one_run" if isinstance(self.curve, Stated) else "f_dp"
 
     def mu_estimate(self, confidence: float = 0.95) -> tuple[float, float]:
@@ -143,7 +143,7 @@ class Audited:
 
     @property
     def method(self) -> Method:
-        """What `p_value` rests on: "f_dp"; for independent scores "clopper_pearson", for normal ones "gaussian".
+        """Return what `p_value` rests on: "f_dp"; for independent scores "clopper_pearson", for normal ones "gaussian".
 
         Normal are those with a `noise_std`, and a claim with a mu; a loss, or a log likelihood ratio, is not.
         """
@@ -169,7 +169,7 @@ class Audited:
         return min(1.0, len(found) * min(found))
 
     def refuted(self, significance: float = REFUTED) -> bool:
-        """Whether the claim is refuted: `p_value() < significance`."""
+        """True if the claim is refuted: `p_value() < significance`."""
         return self.p_value() < checks.probability("significance", significance)
 
     @property

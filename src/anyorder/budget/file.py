@@ -48,7 +48,7 @@ _SHARE_UP = 1 + 2.0**-46  # what the rounding of one unit's own mu may have lost
 
 @final
 class Budget:
-    """What one data set may be used for, and was: an append-only file, locked against concurrent runs.
+    """A privacy budget of one data set: its limit and all runs entered, in an append-only file that is locked.
 
         ao.Budget("people.budget", epsilon=8, delta=1e-6).spend(plan)
 
@@ -314,7 +314,7 @@ class Budget:
     # -- to look -----------------------------------------------------------------------------------------------------
 
     def remaining(self) -> Remaining:
-        """What is spent, and left, now."""
+        """Return what is spent, and left, now."""
         with self._reading() as account:
             return account.remaining()
 

@@ -26,12 +26,12 @@ _LARGE = 1 << 20  # parameters from which the missing library is worth a word
 
 
 def available() -> bool:
-    """Whether the library can be used here."""
+    """True if the library can be used here."""
     return _path() is not None
 
 
 def describe() -> str:
-    """What is in use, in words."""
+    """Return what is in use, in words."""
     path = _path()
     return f"compiled, {PATHS[path]}" if path is not None else f"torch ({_missing()})"
 

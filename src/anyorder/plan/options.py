@@ -144,7 +144,7 @@ def mechanism(
 
 @dataclass(frozen=True, kw_only=True)
 class SGD:
-    """The settings of SGD, for `optimizer=` of `anyorder.plan` where no torch optimizer is at hand.
+    """The settings of SGD, for `optimizer=` of `anyorder.plan` if there is no torch optimizer yet.
 
         ao.plan(optimizer=ao.SGD(momentum=0.9, learning_rates=ao.workload.cosine(600)), ...)
 
@@ -171,7 +171,7 @@ class SGD:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a mechanism may keep and take, for `limits=` of `anyorder.plan`.
+    """Limits on the memory and the time of a mechanism, for `limits=` of `anyorder.plan`.
 
         ao.plan(limits=ao.Limits(memory="2 GB", model_size=11_000_000), ...)
 

@@ -63,7 +63,7 @@ _CLAIMS = ("sensitivity", "sensitivity_exact", "noise_std", "mu", "epsilon")
 @final
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A complete claim: what is released, how noisy, in which order, and the (epsilon, delta) that follows.
+    """A plan: what is released, with how much noise, in which order, and the (epsilon, delta) that follows.
 
     Each of n steps releases `sum of clipped unit gradients + noise_std * (K Z)[t]`, then divides by `batch_size`.
 
@@ -157,7 +157,7 @@ class Plan:
 
     @property
     def amplified(self) -> bool:
-        """Whether its participation draws in secret; ask that."""
+        """True if the epsilon rests on secret draws of who takes part."""
         return self.participation.secret
 
     @cached_property
@@ -217,7 +217,7 @@ class Plan:
 
     @cached_property
     def reach(self) -> Reach:
-        """What the strongest attacker reaches, as the card shows it; `curve` has its methods for any rate and prior.
+        """The success of the strongest attacker, as the card shows it; `curve` has its methods for any rate and prior.
 
         Of a claim by samples, which have one point, what follows from that point, or from known batches.
         """
@@ -268,7 +268,7 @@ class Plan:
 
     @property
     def reaches_iterates(self) -> bool:
-        """Whether the noise in the weights during training can be computed: up to 4096 steps always, beyond for some
+        """True if the noise in the weights during training can be computed: up to 4096 steps always, beyond for some
         structures.
         """
         return has_variances(self.strategy, self.workload)
@@ -290,7 +290,7 @@ class Plan:
         return float(np.sqrt(np.square(self.noise_profile(sums=sums)).mean()))
 
     def to_dict(self) -> dict[str, Any]:
-        """What the plan fixes, as JSON values; what follows from it is in `claims`.
+        """Return what the plan fixes, as JSON values; what follows from it is in `claims`.
 
         "on_device", "selection", "method" and "candidate_of" are there where something is trusted to devices, where
         rows are selected, where the claim has a method, and in runs of a search: without them a plan has the digest
@@ -316,7 +316,7 @@ class Plan:
         return fixed | devices | selected | method | searched
 
     def claims(self) -> dict[str, Any]:
-        """What follows from the plan; a verifier recomputes it."""
+        """Return what follows from the plan; a verifier recomputes it."""
         values = (self.sensitivity.value, self.sensitivity.exact, self.noise_std, self.mu, self.epsilon)
         noises = {"selection_std": self.selection_std, "selection_scale": self.selection_scale}
         claimed: dict[str, Any] = {name: value for name, value in noises.items() if value is not None}

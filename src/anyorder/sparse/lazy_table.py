@@ -439,7 +439,7 @@ class LazyTable:
 
     @property
     def by_value(self) -> bool:
-        """Whether the noise is that of the dense run by value, and not in law alone."""
+        """True if the noise is that of the dense run by value, and not in law alone."""
         return self._late.by_value
 
     def begin(self, first: int, saved: dict[str, Any] | None) -> None:
@@ -487,7 +487,7 @@ class LazyTable:
             )
 
     def is_current(self) -> bool:
-        """Whether every row has the noise of all steps that were taken."""
+        """True if every row has the noise of all steps that were taken."""
         return not self.num_rows or int(self._last.min()) == self._steps
 
     def bring_up(self) -> Tensor:

@@ -1351,9 +1351,9 @@ class PrivacyEngine:
                 on each example alone, and dimension 1 of its tensors (not of float labels) is padded to the least of
                 these that holds it, and of all examples of its unit in the batch: by its own data alone. A longer one
                 loses its end. Batches have the longest of all, and the model runs on the examples of one length at a
-                time, cut to it. An integer stands for 16, 32, .. up to itself. Lists of sizes, ((32, 32), (64, 64)),
-                are of the last dimensions, as of images; a dict by field has the lengths of each, and leaves others as
-                they are. None: the examples of a batch must have one shape.
+                time, truncated to it. An integer stands for 16, 32, .. up to itself. Lists of sizes, ((32, 32), (64,
+                64)), are of the last dimensions, as of images; a dict by field has the lengths of each, and leaves
+                others as they are. None: the examples of a batch must have one shape.
             pad_value: what integers are filled up with, or a dict by field. Else the id of the collator's tokenizer or
                 0, 0 for masks and floats, -100 for labels.
             pad_side: "right" or "left"; else that of the collator's tokenizer, or right.
@@ -1405,24 +1405,24 @@ class PrivacyEngine:
 
     @property
     def is_keyed(self) -> bool:
-        """Whether the noise key was given, as in tests: then the run is private only from those who do not know it."""
+        """True if the noise key was given, as in tests: then the run is private only from those who do not know it."""
         return self._given_key is not None
 
     @property
     def is_private(self) -> bool:
-        """Whether `make_private` was called."""
+        """True if `make_private` was called."""
         return self._training is not None
 
     @property
     def training(self) -> Training:
-        """What `make_private` bound."""
+        """The training that `make_private` bound."""
         if self._training is None:
             raise TrainingError("this engine is bound to no model yet: call make_private first")
         return self._training
 
     @property
     def release(self) -> Release:
-        """What carries the plan out; it keeps ledger, noise and files."""
+        """The release that carries the plan out; it keeps ledger, noise and files."""
         return self.training.release
 
     @property
@@ -1442,12 +1442,12 @@ class PrivacyEngine:
 
     @property
     def ledger(self) -> Ledger:
-        """Who took part in which step: as secret as the data."""
+        """The record of who took part in which step. It is as secret as the data."""
         return self.release.ledger
 
     @property
     def extra(self) -> dict[str, Any]:
-        """What `save(extra=..)` was given, after a resume; else empty."""
+        """The `extra` that was given to `save`, after a resume; else empty."""
         return self.release.extra if self.is_private else {}
 
     def on_release(self, callback: Callable[[int, Any], object]) -> Callable[[], None]:
@@ -1474,7 +1474,7 @@ class PrivacyEngine:
 
     @property
     def metrics(self) -> ReleasedMetrics:
-        """What was released of the metrics that `released=` names: public, for schedulers, plots and stops."""
+        """The released values of the metrics that `released=` names. They are public, for schedules, plots, stops."""
         return self.training.measuring.released
 
     def skip(self) -> None:
@@ -1542,7 +1542,7 @@ class PrivacyEngine:
         return evidence.naming(evidence.shown(public_stop=public_stop), self.training.weights())
 
     def evidence(self) -> Evidence:
-        """Who took part in which step: what backs the certificate. As secret as the data."""
+        """Return the record that backs the certificate: who took part in which step. It is as secret as the data."""
         return self.release.evidence().with_isolation(self.training.isolation)
 
     def save(self, extra: dict[str, Any] | None = None) -> None:

@@ -83,7 +83,7 @@ def run(
     method: Annotated[
         list[str] | None, typer.Option(help=f"Bound: {', '.join(METHODS)}; may be given again. Default: all.")
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Write a PNG: scores beside the two laws of the claim.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write a PNG: the scores, and the two laws of the claim.")] = None,
     out: Annotated[
         Path | None, typer.Option(help="New folder for audit.json, audit.png and the run's certificate.")
     ] = None,

@@ -100,13 +100,13 @@ def budget(
 
     $ anyorder budget people.budget export --format opendp
 
-    With --filter renyi searches and secret sampling can be entered beside plain
+    With --filter renyi searches and secret sampling can be entered next to plain
     plans, which then cost some per cent more; without, the first entry decides, and
     after a plain plan they are refused.
 
     A plan that would bring the whole beyond the limit is refused with exit
     code 1, and nothing is written. A run that stopped early is settled with its
-    certificate, and the evidence that lies beside it: what it did not use is given
+    certificate, and the evidence that lies next to it: what it did not use is given
     back; its entry is known by the word that lies there too, or by --run. train, federated, fit and tune
     enter what they do with --budget FILE.
     """

@@ -35,7 +35,7 @@ def verify(
         list[Path],
         typer.Argument(
             help="A certificate (run.privacy.json, search.privacy.json) or a plan (plan.json): public files. Several: "
-            "what holds for those who are in all of them."
+            "what applies to those who are in all of them."
         ),
     ],
     evidence: Annotated[
