@@ -116,7 +116,7 @@ class _Drawn(NamedTuple):
 class NoiseStream:
     """Whether noise comes from numbers of its generator that no noise was made of before.
 
-    The generator of the CPU makes blocks of 624 numbers, each from the one before, and never comes back to one. So what
+    The generator of the CPU makes blocks of 624 numbers, each from the one before, and never returns to one. So what
     is drawn later stands in a later block, or further on in the same one; the blocks between are made again here. The
     generator of a GPU counts its numbers.
 

@@ -676,9 +676,9 @@ class LogisticRegression(_Binary):
     Args:
         epsilon, delta: of one fit, or of one stream of partial_fit. delta=None: 1e-6, or a tenth of one over the number
             of units (of a stream: horizon * batch_size) where that is smaller, rounded down to one digit.
-        bounds: what is public of the features: the L2 norm to which each row is clipped; or (low, high), numbers or arrays
-            of one for each feature, to which each feature is clipped and from which it is mapped to [-1, 1]. A number
-            is worth less noise where rows have many features that are mostly zero.
+        bounds: what is public of the features: the L2 norm to which each row is clipped; or (low, high), numbers or
+            arrays of one for each feature, to which each feature is clipped and from which it is mapped to [-1, 1]. A
+            number is worth less noise where rows have many features that are mostly zero.
         classes: the labels that there can be, or their number for 0, 1, ..
         horizon: the most steps of a stream; for partial_fit alone.
         batch_size: units in a step. None: a 50th of all, from 1 to 256; 256 in partial_fit.
