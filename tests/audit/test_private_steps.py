@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import processes
 from anyorder.app.verdict_page import EXIT_CODES, outcome_of
+from anyorder.audit import private_steps
 from anyorder.audit.loader_check import CLAIM, NOTHING, UNSURE, WHAT_IF, watch
 from anyorder.audit.private_steps import NoiseStream
 
@@ -27,6 +28,12 @@ from opacus.utils.batch_memory_manager import BatchMemoryManager  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 N, DELTA = 80, 1e-5
+
+
+@pytest.fixture(autouse=True)
+def near(monkeypatch):
+    """Trainings as small as these draw few numbers."""
+    monkeypatch.setattr(private_steps, "_FAR", 1 << 17)
 
 
 def data(sources=N):

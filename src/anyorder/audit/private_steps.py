@@ -22,12 +22,13 @@ from types import ModuleType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
+import numpy as np
 from scipy.special import chdtr
 
 _KNOWN = ("DPOptimizer", "DPPerLayerOptimizer", "DPOptimizerFastGradientClipping")
 _CHANCE = 1e-9  # that true noise is called too small
 _CLOSE = 1e-4  # relative rounding of float32 in sums, with room
-_FAR = 1 << 18  # blocks of 624 numbers between the noise of two steps
+_FAR = 1 << 25  # numbers between the noise of two steps
 _COARSE = 2e-2  # of bfloat16 and float16
 
 NOT_PRIVATE = "the optimizer that stepped clips no gradients and adds no noise that could be observed"
@@ -117,7 +118,7 @@ class NoiseStream:
     """Whether noise comes from numbers of its generator that no noise was made of before.
 
     The generator of the CPU makes blocks of 624 numbers, each from the one before, and never returns to one. So what
-    is drawn later stands in a later block, or further on in the same one; the blocks between are made again here. The
+    is drawn later stands in a later block, or further on in the same one; the numbers between are drawn again here. The
     generator of a GPU counts its numbers.
 
     Attributes:
@@ -137,7 +138,7 @@ class NoiseStream:
 
     def drawing(self, std: float, reference: Any, generator: Any = None, secure_mode: bool = False) -> None:
         """Opacus is about to draw noise."""
-        if secure_mode or std == 0:
+        if secure_mode or std == 0 or self.doubt:
             return
         own, state = self._state(reference, generator)
         end = self._ends.get(own)
@@ -166,24 +167,39 @@ def _counts_on(end: Any, state: Any) -> bool:
 
 
 def _is_later(end: Any, state: Any) -> bool:
-    """Whether a state of the CPU's generator comes behind another one, at most 2^27 numbers later."""
+    """Whether a state of the CPU's generator comes behind another one, at most `_FAR` numbers later."""
     import torch
 
-    def parts(one: Any) -> tuple[int, bytes]:
-        words = one.numpy()
-        return int(words[8:12].view("int32")[0]), words[24 : 24 + 8 * 624].tobytes()
-
-    left, wanted = parts(state)
-    left_then, block = parts(end)
-    if block == wanted:
+    (left, wanted), (left_then, block) = _parts(state), _parts(end)
+    if (block == wanted).all():
         return left <= left_then
-    walker, numbers = torch.Generator(), torch.empty(624, dtype=torch.int32)
+    first = _given(wanted[:3])
+    walker, size, last = torch.Generator(), 1 << 10, np.empty(0, np.int32)
     walker.set_state(end)
-    for _ in range(_FAR):
-        numbers.random_(generator=walker)
-        if parts(walker.get_state())[1] == wanted:
+    drawn = 0
+    while drawn < _FAR:
+        numbers = torch.empty(size, dtype=torch.int32).random_(generator=walker).numpy()
+        row = np.concatenate([last, numbers])
+        at = np.flatnonzero(row[:-2] == first[0])
+        if ((row[at + 1] == first[1]) & (row[at + 2] == first[2])).any():
             return True
+        drawn, size, last = drawn + size, min(2 * size, 1 << 20), row[-2:]
     return False
+
+
+def _parts(state: Any) -> tuple[int, Any]:
+    """(how many numbers of the block are left, the block) of the CPU's generator, a Mersenne twister."""
+    words = state.numpy()
+    return int(words[8:12].view(np.int32)[0]), words[24 : 24 + 8 * 624].view(np.uint64).astype(np.uint32)
+
+
+def _given(words: Any) -> Any:
+    """The 31-bit numbers that words of a block are given out as [Matsumoto, Nishimura 1998]."""
+    words = words ^ (words >> np.uint32(11))
+    words = words ^ ((words << np.uint32(7)) & np.uint32(0x9D2C5680))
+    words = words ^ ((words << np.uint32(15)) & np.uint32(0xEFC60000))
+    words = words ^ (words >> np.uint32(18))
+    return (words & np.uint32(0x7FFFFFFF)).astype(np.int32)
 
 
 class OpacusSteps:
