@@ -261,8 +261,8 @@ def _headline(plan: Plan, certificate: Certificate | None) -> Html:
     number = _promise(claim.epsilon, plan.delta)
     cells = [
         _cell(f"{percent(_right(claim.reach))} %", _right_text(plan.unit, plan.neighbours)),
-        _cell(f"{percent(claim.reach.found)} of 100", f"{plan.unit}s at most are found by the strongest attacker, "
-              "if it wrongly accuses 1 of 100 others"),
+        _cell(f"{percent(claim.reach.found)} of 100", f"{plan.unit}s, at most, are found by the strongest "
+              "attacker, if it wrongly accuses 1 of 100 others"),
     ]  # fmt: skip
     if plan.known_epsilon is not None and plan.known_epsilon > plan.epsilon:
         cells.append(
