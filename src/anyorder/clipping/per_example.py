@@ -595,9 +595,7 @@ def sums_at_once(
         summed = native.add_rows(g, weights, ranked.place, len(ranked.distinct))
         if summed is None:
             return None
-        sums[name] = sparse_rows(
-            torch.from_numpy(ranked.distinct), summed, (tables.by_name[name].num_rows, g.shape[2])
-        )
+        sums[name] = sparse_rows(torch.from_numpy(ranked.distinct), summed, (tables.by_name[name].num_rows, g.shape[2]))
     return Sums(sums, bad, units.count) if bad >= 0 else None
 
 
