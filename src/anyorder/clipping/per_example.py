@@ -54,6 +54,7 @@ from anyorder.clipping.norms import (
     round_down,
     settle,
     settle_lookups,
+    sparse_rows,
     sums_of,
 )
 from anyorder.clipping.program import (
@@ -406,7 +407,7 @@ class Pass:
             self._uses[part.name].append((part, use))
             return
         versions = use.versions()
-        if self._is_compiled and use.rows() is not None:  # by `_at_once`, at the end
+        if self._is_compiled and self._rows_of(part.name, use) is not None:  # by `_at_once`, at the end
             self._versions.append((part.name, use, versions))
             self._uses[part.name].append((part, use))
             return
@@ -466,15 +467,21 @@ class Pass:
                 return None
             uses = [use for _, use in entered]
             uses += [DirectUse(direct[name], self._dtypes[name])] if name in direct else []
-            found[name] = uses[0].rows() if len(uses) == 1 else None
+            found[name] = self._rows_of(name, uses[0]) if len(uses) == 1 else None
             if found[name] is None and uses:
                 return None
         return found
 
+    def _rows_of(self, name: str, use: Use) -> tuple[Tensor | None, Tensor] | None:
+        """Of a table its lookups."""
+        if name not in self._tables.by_name:
+            return use.rows()
+        return use.lookups() if isinstance(use, EmbeddingUse) else None
+
     def _at_once(self, direct: Mapping[str, Tensor]) -> Sums | None:
         """All of it in one call. None where the numbers ask for float64, which what follows then takes."""
-        rows = self._rows(direct)
-        return None if rows is None else sums_at_once(self.parameters, rows, self._scale, self._clip_norm, self._units)
+        rows, numbers = self._rows(direct), (self._scale, self._clip_norm)
+        return None if rows is None else sums_at_once(self.parameters, rows, *numbers, self._units, self._tables)
 
     def _settle(self, name: str, direct: Tensor | None) -> Settled | None:
         parameter, uses = self.parameters[name], self._uses[name]
@@ -547,24 +554,48 @@ class Pass:
 
 
 Rows = dict[str, tuple[Tensor | None, Tensor] | None]
-"""Of each parameter the a and g of its one use, see `Use.rows`; None where it has no gradient."""
+"""Of each parameter the a and g of its one use, see `Use.rows`, of a table ids and g; None where it has no gradient."""
 
 
 def sums_at_once(
-    parameters: Mapping[str, Tensor], rows: Rows, scale: float, clip_norm: float, units: UnitMap
+    parameters: Mapping[str, Tensor], rows: Rows, scale: float, clip_norm: float, units: UnitMap, tables: SparseTables
 ) -> Sums | None:
-    """Norms, weights and sums by one call of the compiled library, into one vector of which the sums are views."""
-    sizes = list(map(Tensor.numel, parameters.values()))
-    parts = torch.empty(sum(sizes)).split_with_sizes(sizes)
-    sums, layers = {}, []
-    for name, part in zip(parameters, parts, strict=True):
-        own = sums[name] = part.view(parameters[name].shape)
-        if (pair := rows[name]) is None:
-            own.zero_()
+    """Norms, weights and sums by the compiled library, into one vector of which the dense sums are views.
+
+    What a unit adds to a table, where it reads no row twice, is what came back to its reads: its norm is theirs.
+    """
+    dense = {name: p for name, p in parameters.items() if name not in tables.by_name}
+    sizes = list(map(Tensor.numel, dense.values()))
+    parts = iter(torch.empty(sum(sizes)).split_with_sizes(sizes))
+    sums: dict[str, Tensor] = {}
+    layers: list[tuple[Tensor | None, Tensor, Tensor | None]] = []
+    read: list[tuple[str, Tensor, native.Ranked]] = []
+    for name in parameters:
+        pair, table = rows[name], tables.by_name.get(name)
+        if table is None:
+            own = sums[name] = next(parts).view(parameters[name].shape)
+            if pair is None:
+                own.zero_()
+            else:
+                layers.append((*pair, own))
+        elif pair is None:
+            sums[name] = tables.nothing(name, torch.float32, units.index.device)
         else:
-            layers.append((*pair, own))
+            ids, g = pair
+            assert ids is not None
+            ranked = native.ranked(ids.reshape(-1).long().numpy(), table.num_rows, ids.shape[1])
+            if ranked.twice:
+                return None
+            g = g.contiguous()
+            read.append((name, g, ranked))
+            layers.append((None, g.view(len(g), -1), None))
     # Just under clip_norm, as in `Pass._clipped`.
-    bad = native.clip(layers, scale, clip_norm * (1 - _SLACK), LARGE)[0] if layers else 0
+    bad, weights = native.clip(layers, scale, clip_norm * (1 - _SLACK), LARGE) if layers else (0, torch.empty(0))
+    for name, g, ranked in read if bad >= 0 else ():
+        summed = native.add_rows(g, weights, ranked.place, len(ranked.distinct))
+        if summed is None:
+            return None
+        sums[name] = sparse_rows(torch.from_numpy(ranked.distinct), summed, (tables.by_name[name].num_rows, g.shape[2]))
     return Sums(sums, bad, units.count) if bad >= 0 else None
 
 
@@ -578,7 +609,7 @@ def can_sum_at_once(parameters: Mapping[str, Tensor], units: UnitMap, cut: Cut, 
         and units.count > 0
         and units.index.device.type == "cpu"
         and cut.is_flat
-        and not tables.by_name
+        and tables.count_norm is None
         and native.available()
         and torch.float64 not in set(map(_DTYPE, parameters.values()))
     )
@@ -871,7 +902,7 @@ class _GhostJob:
             rows: Rows = {}
             for name, pair in zip(self.parameters, tape.rows, strict=True):
                 rows[name] = pair and (None if pair[0] is None else tensors[pair[0]], tensors[pair[1]])
-            found = sums_at_once(self.parameters, rows, self.scale, self.clip_norm, units)
+            found = sums_at_once(self.parameters, rows, self.scale, self.clip_norm, units, self.tables)
         if found is not None:
             return self._finish(found)
         whole = self._pass(self.groups, self._finish)
