@@ -558,7 +558,7 @@ def sums_at_once(
     parts = torch.empty(sum(sizes)).split_with_sizes(sizes)
     sums, layers = {}, []
     for name, part in zip(parameters, parts, strict=True):
-        own = sums[name] = part.view(parameters[name].shape)
+        own = sums[name] = part if parameters[name].dim() == 1 else part.view(parameters[name].shape)
         if (pair := rows[name]) is None:
             own.zero_()
         else:
@@ -809,7 +809,7 @@ class GhostClipping(PerUnitClipping):
         receive: Receive,
     ) -> "_GhostJob":  # fmt: skip
         options = self._cut, self._tables, self._non_finite == "refuse", clip_norm, scale, receive
-        return _GhostJob(self._module, call, parameters, groups.detach().cpu(), *options)
+        return _GhostJob(self._module, call, parameters, groups.cpu(), *options)
 
     def state_dict(self) -> dict[str, Any]:
         """The chunk size, whether the other engine runs the model, and how; all are found in the first batches."""
