@@ -462,7 +462,8 @@ class _Tape:
         stored = self._encode(args, key, given), self._encode(kwargs, key, given) if kwargs else kwargs
         if self.taken_out:
             self.of_numbers, rule = True, _of_taken_out
-        versions = list(map(private.version, map(_FIRST, given)))
+        tensors = list(map(_FIRST, given))
+        versions = private.versions(tensors)
         at: Any = tuple(key)
         try:
             known = self.watch.known.get(at) if rule is None else None
@@ -482,12 +483,12 @@ class _Tape:
             return result
         if written_to is not None:
             self._write(written_to, written)
-        if norm or list(map(private.version, map(_FIRST, given))) != versions:
+        if norm or private.versions(tensors) != versions:
             for (tensor, _), version in zip(given, versions, strict=True):
                 silent = tensor.dim() == 1 and type(tensor) is Tensor and norm
                 if tensor is not written_to and (silent or private.version(tensor) != version):  # running means: none
                     self._also_written(tensor, states[0] if args and tensor is args[0] and states else _NOT_FOLLOWED)
-        is_new = type(result) is Tensor and _makes_new(func) and not any(map(is_, repeat(result), map(_FIRST, given)))
+        is_new = type(result) is Tensor and _makes_new(func) and not any(map(is_, repeat(result), tensors))
         shown, numbers = self._shown(result, states, is_new)
         if numbers or written_to is not None:
             number = None if written_to is None else written_to.number

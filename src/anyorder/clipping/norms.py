@@ -142,9 +142,10 @@ class UnitMap:
     @classmethod
     def of(cls, groups: Tensor, device: torch.device) -> "UnitMap":
         """The units of (B,) groups."""
-        groups = groups.detach().cpu()
-        if len(set(groups.tolist())) == len(groups):  # as most batches come: nothing to sort
-            return _each_alone(len(groups), device)
+        groups = groups.cpu()
+        size = len(groups)
+        if groups is _each_alone(size, groups.device).index or len(set(groups.tolist())) == size:
+            return _each_alone(size, device)  # as most batches come: nothing to sort
         _, index, sizes = torch.unique(groups, return_inverse=True, return_counts=True)
         order = torch.argsort(index, stable=True)
         first = sizes.cumsum(0) - sizes
@@ -159,6 +160,11 @@ class UnitMap:
             members = torch.where(inside, order[(first[units, None] + place).clamp(max=len(order) - 1)], -1)
             classes.append((units.to(device), members.to(device)))
         return cls(index.to(device), len(sizes), tuple(classes))
+
+    @staticmethod
+    def alone(size: int) -> Tensor:
+        """(size,) groups on the CPU, each example a unit: one tensor for all batches of a size, which `of` knows."""
+        return _each_alone(size, _CPU).index
 
     @property
     def largest(self) -> int:
@@ -178,6 +184,9 @@ class UnitMap:
         if self.classes is None:
             return values
         return values.new_zeros(self.count, *values.shape[1:]).index_add_(0, self.index, values)
+
+
+_CPU = torch.device("cpu")
 
 
 @lru_cache(64)

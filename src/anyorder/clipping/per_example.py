@@ -573,7 +573,8 @@ def sums_at_once(
     for name in parameters:
         pair, table = rows[name], tables.by_name.get(name)
         if table is None:
-            own = sums[name] = next(parts).view(parameters[name].shape)
+            part, shape = next(parts), parameters[name].shape
+            own = sums[name] = part if len(shape) == 1 else part.view(shape)
             if pair is None:
                 own.zero_()
             else:
@@ -840,7 +841,7 @@ class GhostClipping(PerUnitClipping):
         receive: Receive,
     ) -> "_GhostJob":  # fmt: skip
         options = self._cut, self._tables, self._non_finite == "refuse", clip_norm, scale, receive
-        return _GhostJob(self._module, call, parameters, groups.detach().cpu(), *options)
+        return _GhostJob(self._module, call, parameters, groups.cpu(), *options)
 
     def state_dict(self) -> dict[str, Any]:
         """The chunk size, whether the other engine runs the model, and how; all are found in the first batches."""

@@ -30,7 +30,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
-from operator import attrgetter, is_
+from operator import attrgetter, is_, itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -398,11 +398,12 @@ class Tape:
             raise NotRecorded("the anchor of autograd")
         self._outputs, self._gradients, self._constants = recorder.outputs, recorder.gradients, recorder.constants
         after = rows | last | read[2]
-        self._forward = _directly(_with_ends(forward, first | read[1] | after))
-        self._backward = _directly(_with_ends(backward, after))
-        self._rest = _with_ends(rest, last)
+        self._blank: list[Any] = [None] * recorder.count  # and behind the tensors what operations are given besides
+        self._forward = _directly(_with_ends(forward, first | read[1] | after), self._blank)
+        self._backward = _directly(_with_ends(backward, after), self._blank)
+        self._rest = _directly(_with_ends(rest, last), self._blank)
         self._dropped = sorted(first - read[1] - after)
-        self._numbers, self._uses, self._direct = recorder.count, recorder.uses, recorder.direct
+        self._uses, self._direct = recorder.uses, recorder.direct
         self.parameters, self.rows, self.expected = recorder.parameters, recorder.rows, Counter(expected)
         tags = {tag for _, node in kept for tag in node.function.tags}  # type: ignore[attr-defined]
         self.draws = torch.Tag.nondeterministic_seeded in tags
@@ -411,11 +412,11 @@ class Tape:
 
     def forward(self, given: Sequence[Tensor]) -> tuple[Tensors, Tensors, list[Any]]:
         """The outputs, differentiable ones and others, and what `backward` needs, of inputs and parameters."""
-        tensors: list[Any] = [None] * self._numbers
+        tensors = self._blank.copy()
         tensors[: len(given)] = given
         for number, constant in self._constants.items():
             tensors[number] = constant
-        _play(self._forward, tensors, self._device)
+        _play_directly(self._forward, tensors, self._device)
         first, second = self._outputs
         made = tuple(map(tensors.__getitem__, first)), tuple(map(tensors.__getitem__, second))
         for number in self._dropped:
@@ -426,11 +427,11 @@ class Tape:
         """The rest of the operations, of the gradients of the differentiable outputs."""
         for number, gradient in zip(self._gradients, gradients, strict=True):
             tensors[number] = gradient.contiguous().resolve_neg()
-        _play(self._backward, tensors, self._device)
+        _play_directly(self._backward, tensors, self._device)
 
     def uses(self, tensors: list[Any]) -> Iterator[tuple[Any, Any]]:
         """The uses of parameters that backward came to, in its order; once, before `direct`."""
-        _play(self._rest, tensors, self._device)
+        _play_directly(self._rest, tensors, self._device)
         for part, kind, values in self._uses:
             yield part, kind(**{k: tensors[v.number] if isinstance(v, _Slot) else v for k, v in values.items()})
 
@@ -439,11 +440,37 @@ class Tape:
         return {name: tensors[number] for name, number in self._direct.items()}
 
 
-def _directly(steps: list[Any]) -> list[Any]:
-    return [(rule, _DIRECT.get(function, function), *others) for rule, function, *others in steps]
+def _directly(steps: list[Any], blank: list[Any]) -> list[Any]:
+    """The steps of a tape, each with what takes all its arguments from the tensors and what stands behind them."""
+    direct = []
+    for _, function, holes, args, kwargs, made, ended in steps:
+        if holes is None or not args:
+            take: Callable[[list[Any]], Sequence[Any]] = functools.partial(_filled, args)
+        else:
+            places = [a.number if isinstance(a, _Slot) else len(blank) + i for i, a in enumerate(args)]
+            blank += args
+            take = itemgetter(*places) if len(places) > 1 else itemgetter(slice(*places, places[0] + 1))
+        direct.append((_DIRECT.get(function, function), take, kwargs, made, ended))
+    return direct
 
 
-def _play(steps: list[Any], tensors: list[Any], device: str, enter: Callable[..., Any] | None = None) -> None:
+def _play_directly(steps: list[Any], tensors: list[Any], device: str) -> None:
+    """Run the steps of a tape, which are below autocast, with its casts."""
+    if torch.is_autocast_enabled(device):
+        with torch.autocast(device, enabled=False):
+            return _play_directly(steps, tensors, device)
+    for function, take, kwargs, made, ended in steps:
+        result = function(*take(tensors), **kwargs)
+        if isinstance(result, Tensor):
+            tensors[made[0]] = result
+        elif made:
+            for number, one in zip(made, result, strict=True):
+                tensors[number] = one
+        for number in ended:
+            tensors[number] = None
+
+
+def _play(steps: list[Any], tensors: list[Any], device: str, enter: Callable[..., Any]) -> None:
     """Run operations, which are those below autocast, with its casts, and rules by `enter`."""
     if torch.is_autocast_enabled(device):
         with torch.autocast(device, enabled=False):
@@ -455,7 +482,7 @@ def _play(steps: list[Any], tensors: list[Any], device: str, enter: Callable[...
             given = list(args)
             for place, number in holes:
                 given[place] = tensors[number]
-        result = enter(function, given) if rule and enter is not None else function(*given, **kwargs)
+        result = enter(function, given) if rule else function(*given, **kwargs)
         if isinstance(result, Tensor):
             tensors[made[0]] = result
         elif made:

@@ -9,6 +9,7 @@ import functools
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
+from operator import attrgetter
 from types import MappingProxyType, ModuleType
 from typing import Any, TypeVar
 
@@ -81,9 +82,20 @@ def is_of_batch(tensor: Tensor) -> bool:
     return False
 
 
+_VERSION = attrgetter("_version")
+
+
 def version(tensor: Tensor) -> int:
     """How often the tensor was written; torch does not count under inference_mode."""
     return 0 if tensor.is_inference() else tensor._version
+
+
+def versions(tensors: Iterable[Tensor]) -> list[int]:
+    """The `version` of each."""
+    try:
+        return list(map(_VERSION, tensors))
+    except RuntimeError:  # of a tensor that inference_mode made
+        return list(map(version, tensors))
 
 
 # -- functions and modes ---------------------------------------------------------------------------------------------

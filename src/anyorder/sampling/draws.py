@@ -444,12 +444,14 @@ class FetchPlace:
         start: the batch that the next iteration begins with, which the loader tells.
         batch: the address of the batch that was fetched last; another object for each fetch.
         generators: all that data set and collation may draw from, where the loader looked for them just now.
+        is_still: whether the loader found just now, in this process, that the batch which comes next draws nothing.
     """
 
     def __init__(self) -> None:
         self.start = 0
         self.batch: tuple[Any, ...] = ()
         self.generators: list[Generator] = []
+        self.is_still = False
 
 
 def seeded_parts(loader: DataLoader[Any], seeds: Seeds, place: FetchPlace) -> dict[str, Any]:
@@ -524,7 +526,7 @@ def reads_only(dataset: Any) -> bool:
         if name in own or type(function) is not FunctionType or "len" in function.__globals__:
             return False
         names = _attributes(function.__code__)
-        if names is None or any(n in vars(k) for k in kind.__mro__ for n in names):
+        if names is None or not all(vars(k).keys().isdisjoint(names) for k in kind.__mro__):
             return False
         for value in map(own.get, names, repeat(_NOTHING)):
             if type(value) not in _NUMBERS or (type(value) is np.ndarray and value.dtype.hasobject):
@@ -613,7 +615,7 @@ class SeededDataset(Dataset[Any]):
     def _at_once(self, indices: BatchIndices, fetch: Callable[[list[int]], Any]) -> Any:
         """All examples of a batch; None where what fetches them draws."""
         self._place.batch = (indices.position,)
-        if not self._draws or reads_only(self.dataset):
+        if not self._draws or self._place.is_still or reads_only(self.dataset):
             return fetch(list(indices))
         if self._one_by_one:
             return None

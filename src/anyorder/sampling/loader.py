@@ -264,8 +264,10 @@ class PrivateLoader:
             while True:
                 try:
                     draws = self._draws_here and (position == self._place.start or self._may_draw())
+                    self._place.is_still = self._draws_here and not draws
                     with self._drawing("batch", position) if draws else _AS_IT_IS:
                         given = next(iterator, _END)
+                    self._place.is_still = False
                 except RuntimeError as problem:
                     if self._stacks and any(words in str(problem) for words in _UNEQUAL):
                         raise LoaderError(_ONE_SHAPE) from None  # torch's own says which, and how large

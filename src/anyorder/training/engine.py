@@ -28,6 +28,7 @@ from weakref import WeakSet
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils.data import DistributedSampler, IterableDataset
@@ -37,7 +38,7 @@ from anyorder.clipping import make_clipping
 from anyorder.clipping.clip_rules import Cut, Rule
 from anyorder.clipping.loss import LossWatch, unwatched
 from anyorder.clipping.mapping import reparametrized
-from anyorder.clipping.norms import accumulator_dtype
+from anyorder.clipping.norms import UnitMap, accumulator_dtype
 from anyorder.clipping.per_example import MayDraw
 from anyorder.clipping.torch_private import never_compiled
 from anyorder.clipping.validate import iterate_before_passes, refuse_unfit
@@ -244,9 +245,7 @@ class Training:
         # bound: what comes back is a sum of vectors of norm at most clip_norm, one for each unit
         # As most batches come, every row is a unit.
         alone = self._group is None and not waiting.batches and len(units) == len(batch.units)
-        groups = np.arange(len(units)) if alone else numbered(batch.units)
-        if batch.padding:
-            groups = np.append(groups, len(groups) + np.arange(batch.padding))
+        groups = UnitMap.alone(batch.rows) if alone else torch.from_numpy(_with_padding(batch))
         if self._whole is not None:
             self._whole.gather()
         clip: Callable[..., Any] = self._clipping.forward
@@ -256,7 +255,7 @@ class Training:
             clip,
             args,
             kwargs,
-            groups=torch.from_numpy(groups),
+            groups=groups,
             clip_norm=self.release.clip_norm * self._gradient_share,
             scale=float(batch.rows) if self._options.loss_reduction == "mean" else 1.0,
         )
@@ -396,11 +395,16 @@ class Training:
             gradients = list(self._shards.gradients(private))
         else:
             if len(private) < len(self._dense):  # one vector, of which each gradient counts its own versions
-                pieces = private[0].split_with_sizes(list(map(Tensor.numel, self._dense.values())))
+                own_views = [waiting.sums[name] for name in self._dense]
+                if own_views[0]._base is private[0]:  # as `pieces_of` took it: the sums, in whose place noise was added
+                    pieces = own_views
+                else:
+                    pieces = private[0].split_with_sizes(list(map(Tensor.numel, self._dense.values())))
             gradients = list(zip(self._dense.values(), pieces, strict=True))
         for p, gradient in gradients:
             if self._shards is None:
-                gradient = gradient.data.view(p.shape)
+                gradient = gradient.data
+                gradient = gradient if gradient.shape == p.shape else gradient.view(p.shape)
                 gradient = gradient if gradient.dtype == p.dtype else gradient.to(p.dtype)
             if p is self._count:
                 release.record_count(step, float(gradient) / self._gradient_share)
@@ -748,6 +752,12 @@ def pieces_of(sums: Mapping[str, Tensor], names: Mapping[str, Any]) -> list[Tens
         return [torch.cat(pieces)] if small else pieces
     widest = functools.reduce(torch.promote_types, dtypes)
     return [x.to(widest) for x in pieces]
+
+
+def _with_padding(batch: Batch) -> NDArray[np.int64]:
+    """A number for each row, equal for rows of one unit; each row of the padding is a unit of its own."""
+    groups = numbered(batch.units)
+    return np.append(groups, len(groups) + np.arange(batch.padding)) if batch.padding else groups
 
 
 # ----------------------------------------------------------------------------------------------------
