@@ -125,7 +125,8 @@ class LossWatch:
     def outputs(self, outputs: Any, given: Any = ()) -> Any:
         """The outputs of the model, called with `given`. One row is watched for what earlier batches may add to it.
 
-        Raises: ModelError where rows were joined in what the model was given (mixup, statistics of the batch).
+        Raises: ModelError where rows were joined in what the model was given (mixup, statistics of the batch), or stand
+            in another order than in another argument or another pass (negatives that are other examples).
         """
         if type(outputs) is Tensor:
             size = outputs.shape[0] if outputs.requires_grad and outputs.dim() else 0
@@ -135,6 +136,9 @@ class LossWatch:
         if not size:
             return outputs
         tape, axis = self._tape_of(given, size)
+        if any(earlier[0] == axis[0] and earlier != axis for earlier in tape.passes):
+            raise _other_rows("the model was called twice on the batch, with its rows in two orders")
+        tape.passes.append(axis)
         if type(outputs) is Tensor:
             return tape.output(outputs, axis)
 
@@ -188,9 +192,22 @@ class LossWatch:
                 raise ModelError(
                     f"the model was given a tensor that {state.why}: give it rows of single examples, as the loader did"
                 )
-            if found is None and tape is not None and isinstance(state, ByRow) and state.dim == 0 and state.inner == 1:
-                with private.WithoutSubclasses():
-                    found = (tape, state.axis) if leaf.shape[0] == size else None
+            if tape is None or state is None or state is _OF_BATCH:
+                continue
+            if isinstance(state, NoRule):  # of the rows, as far as anybody knows
+                tape.assumed = True
+                continue
+            with private.WithoutSubclasses():
+                in_rows = isinstance(state, ByRow) and state[1:] == (0, 1) and leaf.shape[0] == size
+            if not isinstance(state, ByRow) or not in_rows:
+                raise ModelError(
+                    "the model was given a tensor of the batch whose first dimension does not go over the examples, "
+                    "so that one example moves the gradients of others: give it rows of single examples, as the loader "
+                    "did"
+                )
+            if found is not None and found != (tape, state.axis):
+                raise _other_rows("the model was given the batch's rows in two orders at once")
+            found = tape, state.axis
         if found is not None:
             return found
         newest = self._newest()
@@ -348,6 +365,7 @@ class _Tape:
         self.gradients: dict[tuple[int, int], Tensor] | None = None
         self.trusted: list[Any] = []  # nodes of autograd behind which rows are alone
         self.nodes: dict[int, int] = {}  # of outputs: of which batch they are
+        self.passes: list[tuple[Any, ...]] = []  # the axes of the rows that the model was called on
         self.used: set[int] = set()  # batches whose gradients came
         self.into: tuple[_Tape, int] | None = None
         self._alive: list[weakref.ref[Tensor]] = []
@@ -421,6 +439,7 @@ class _Tape:
         self.foreign |= {i + operands for i in other.foreign}
         self.trusted += other.trusted
         self.nodes |= {node: axis + batches for node, axis in other.nodes.items()}
+        self.passes += [(axis[0] + batches, *axis[1:]) for axis in other.passes]
         self._alive += other._alive
         self.exposed = self.exposed or other.exposed
         self.of_numbers = self.of_numbers or other.of_numbers
@@ -815,6 +834,13 @@ def _cannot_map(why: str) -> ModelError:
 
 
 _ids = itertools.count()
+
+
+def _other_rows(what: str) -> ModelError:
+    return ModelError(
+        f"{what} (negatives that are other examples of the batch, perhaps): a unit's gradient would be of another "
+        "unit's data too. Pair what belongs to one example, and let the data set give each example its own negatives"
+    )
 
 
 class _Boundary(torch.autograd.Function):

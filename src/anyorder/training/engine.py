@@ -38,7 +38,7 @@ from anyorder.clipping.clip_rules import Cut, Rule
 from anyorder.clipping.loss import LossWatch, unwatched
 from anyorder.clipping.mapping import reparametrized
 from anyorder.clipping.norms import accumulator_dtype
-from anyorder.clipping.per_example import MayDraw
+from anyorder.clipping.per_example import MayDraw, Passes
 from anyorder.clipping.torch_private import never_compiled
 from anyorder.clipping.validate import iterate_before_passes, refuse_unfit
 from anyorder.errors import ArgumentError, CheckpointError, LoaderError, PlanError, TrainingError
@@ -165,6 +165,7 @@ class Training:
         self._secret = plan.participation.secret
         self._model, self._optimizer = model, optimizer
         self._waiting = _NOTHING
+        self._passes: tuple[Batch, int, Passes] | None = None  # over the batch that the model was called on last
         self._group = Group() if dist.is_available() and dist.is_initialized() else None
         cut = self._on_each(lambda: self._check(options))
         self._bound = self._on_each(lambda: BoundParameters(model, optimizer))
@@ -252,10 +253,12 @@ class Training:
         clip: Callable[..., Any] = self._clipping.forward
         if batch.shapes is not None and self._by_shape is not None:
             clip = functools.partial(self._by_shape, shapes=batch.shapes)
+        passes = self._passes_of(batch, step)
         forward = functools.partial(
             clip,
             args,
             kwargs,
+            passes=passes,
             groups=torch.from_numpy(groups),
             clip_norm=self.release.clip_norm * self._gradient_share,
             scale=float(batch.rows) if self._options.loss_reduction == "mean" else 1.0,
@@ -267,10 +270,10 @@ class Training:
             draws = None if self._clipping.draws_nothing(args, kwargs) else draws
         try:
             still = draws is None and self._group is None
-            outputs = forward(receive=receive) if still else self._run(forward, receive, draws, step)
+            outputs = forward(receive=receive) if still else self._run(forward, receive, draws, step, passes.count)
         except MayDraw:
             draws = self._draws
-            outputs = self._run(forward, receive, draws, step)
+            outputs = self._run(forward, receive, draws, step, passes.count)
         if draws is not None:
             draws.follow(outputs, step, waiting.batches)
         if batch.padding:
@@ -282,9 +285,23 @@ class Training:
             self._measuring.begin(batch, outputs, given)
         return outputs
 
-    def _run(self, forward: Callable[..., Any], receive: Any, draws: ModelDraws | None, step: int) -> Any:
+    def _passes_of(self, batch: Batch, step: int) -> Passes:
+        """The passes over this batch in this step, which are clipped together."""
+        if self._passes is None or self._passes[0] is not batch or self._passes[1] != step:
+            self._passes = batch, step, Passes()
+        passes = self._passes[2]
+        if passes.count and self._group is not None and self._group.size > 1:
+            raise TrainingError(
+                "the model was called a second time on a batch, and several processes train it: several passes of a "
+                "step are for one process, so far. Give make_private one module whose forward makes all passes"
+            )
+        return passes
+
+    def _run(
+        self, forward: Callable[..., Any], receive: Any, draws: ModelDraws | None, step: int, number: int
+    ) -> Any:
         """The forward pass, of all ranks together, under generators of its own if it may draw."""
-        with nullcontext() if draws is None else draws.forward(step, self._waiting.batches):
+        with nullcontext() if draws is None else draws.forward(step, self._waiting.batches, number):
             if self._group is None:
                 return forward(receive=receive)
             return forward_together(self._group, step, lambda receive: forward(receive=receive), receive)
@@ -313,8 +330,8 @@ class Training:
         waiting = self._waiting
         if batch.used:
             raise TrainingError(
-                "this batch was already used by a backward pass: each unit is clipped once a step. For a loss of "
-                "several passes over a batch, give make_private one module whose forward calls the network for each"
+                "this batch was already used by a backward pass: each unit is clipped once a step, over all passes "
+                "together. For a loss of several passes over a batch, add their losses and call backward once"
             )
         if self._secret:
             self._check_draws(batch)
@@ -346,6 +363,7 @@ class Training:
             sums = {name: before.sums[name] + value if name in before.sums else value for name, value in sums.items()}
             units = [*before.units, *units] if len(before.units) else units
         self.loader.mark_used(batch)
+        self._passes = None
         self._next_draws = batch.position + 1
         self._waiting = _Waiting(units, sums, before.batches + 1)
 
