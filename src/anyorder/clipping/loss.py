@@ -147,6 +147,28 @@ class LossWatch:
 
         return _changed(outputs, watched)
 
+    def check_chain(self, given: Any) -> None:
+        """Let a network be given what another made of the same batch, so that gradients go back through both.
+
+        They stay with their rows if what lies between is known to keep rows apart, and no other tensor gets any.
+
+        Raises: ModelError for any other tensor that requires gradients.
+        """
+        for leaf in _flat(given):
+            with private.WithoutSubclasses():
+                needs = isinstance(leaf, Tensor) and leaf.requires_grad
+                start = leaf.grad_fn if needs else None
+            if not needs:
+                continue
+            tape, number = _place(leaf) if type(leaf) is _Watched else (None, -1)
+            if tape is None or tape.closed or start is None:
+                raise _needs_gradients()
+            reached, own, leaves = _walk(start, tape.trusted)
+            state = tape.states[number]
+            if not reached or own or leaves or not isinstance(state, ByRow) or state.dim != 0:
+                raise _needs_gradients()
+            tape.given_on |= tape._needed(number)[1]
+
     def check_target(self, written: Any) -> None:
         """Refuse to write numbers of a batch into the model, of which they would be told and move later gradients.
 
@@ -365,6 +387,7 @@ class _Tape:
         self.gradients: dict[tuple[int, int], Tensor] | None = None
         self.trusted: list[Any] = []  # nodes of autograd behind which rows are alone
         self.nodes: dict[int, int] = {}  # of outputs: of which batch they are
+        self.given_on: set[int] = set()  # what a network was given that another made, and what that was made of
         self.passes: list[tuple[Any, ...]] = []  # the axes of the rows that the model was called on
         self.used: set[int] = set()  # batches whose gradients came
         self.into: tuple[_Tape, int] | None = None
@@ -439,6 +462,7 @@ class _Tape:
         self.foreign |= {i + operands for i in other.foreign}
         self.trusted += other.trusted
         self.nodes |= {node: axis + batches for node, axis in other.nodes.items()}
+        self.given_on |= {n + offset for n in other.given_on}
         self.passes += [(axis[0] + batches, *axis[1:]) for axis in other.passes]
         self._alive += other._alive
         self.exposed = self.exposed or other.exposed
@@ -701,6 +725,8 @@ class _Tape:
         if isinstance(state, (Coupled, Picked)):
             why = state.why if isinstance(state, Coupled) else "is of what a mask chose"
             raise ModelError(f"the loss couples examples: it {why}; {_CURE}")
+        if self.exposed and self.given_on:  # what lies between networks is not run again
+            raise _unseen()
         if isinstance(state, (Total, ByRow, OfRow)) and not self.exposed:
             return "proved"
         self.gradients = self._of_single_rows(number)
@@ -719,6 +745,8 @@ class _Tape:
         written = any(private.version(r.tensor) != r.version for r in roots)
         if len(axes) != 1 or written or operands & self.foreign:
             raise _cannot_map("it is made of two batches, or of rows in another order, or was written in place")
+        if any(r.port is not None and r.number in self.given_on for r in roots):
+            raise _cannot_map("it uses what one network made, and what another made of that")
         size = len(roots[0].tensor)
         by_row = [
             i for i in sorted(operands)
@@ -836,6 +864,40 @@ def _cannot_map(why: str) -> ModelError:
 _ids = itertools.count()
 
 
+def _needs_gradients() -> ModelError:
+    return ModelError(
+        "the tensors given to the model must not require gradients: what came before the model would get a gradient "
+        "that is not private. Detach them, or put those layers into the model; networks of one make_private may be "
+        "given one another's outputs, and what is made of them row by row. For a gradient penalty take "
+        "torch.func.grad inside of forward"
+    )
+
+
+class _Released(torch.autograd.Function):
+    """An output that a gradient leaves for what came before the model, and for no parameter of it."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor) -> Tensor:
+        ctx.of_released = True
+        return output.view_as(output)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+def is_of_released(given: Any) -> bool:
+    """Whether a model is called on tensors that require gradients, of which none is of a batch: a generator's."""
+    leaves = _flat(given)
+    needs = any(isinstance(leaf, Tensor) and type(leaf) is not _Watched and leaf.requires_grad for leaf in leaves)
+    return needs and not any(type(leaf) is _Watched for leaf in leaves)
+
+
+def of_released(output: Tensor) -> Tensor:
+    """An output on such tensors: a loss of it and of a batch is refused."""
+    return _Released.apply(output)  # type: ignore[no-any-return,no-untyped-call]
+
+
 def _other_rows(what: str) -> ModelError:
     return ModelError(
         f"{what} (negatives that are other examples of the batch, perhaps): a unit's gradient would be of another "
@@ -879,6 +941,12 @@ def _walk(start: Any, trusted: Sequence[Any]) -> tuple[bool, bool, list[Tensor]]
         if node in seen:
             continue
         seen.add(node)
+        if "of_released" in vars(node) if isinstance(node, BackwardCFunction) else False:
+            raise ModelError(
+                "the loss joins numbers of the batch with outputs of the private model on tensors that require "
+                "gradients, a generator's perhaps: it would train on private data what no noise covers. In the private "
+                "model's own step detach them, model(fake.detach()); leave the batch out of the generator's step"
+            )
         if node in trusted or (isinstance(node, BackwardCFunction) and "of_outputs" in vars(node)):
             reached = True
             continue
@@ -1126,6 +1194,9 @@ class _Watched(Tensor):
                 if type(one) is not _Watched or rest or kwargs.get("grad_tensors") is not None:
                     raise _unseen()
                 return tape.backward(one, (), {k: v for k, v in kwargs.items() if v is not None})
+            if func in _BACK:
+                for output in pytree.tree_leaves(args[0] if args else kwargs["outputs"]):
+                    _walk(output.grad_fn, ())
             if func in _HOOKS:
                 raise ModelError(
                     "a hook on an output of the private model, or on what is computed from it, sees the gradients of "
@@ -1153,7 +1224,7 @@ class _Watched(Tensor):
 @functools.cache
 def _is_ordinary(func: Any) -> bool:
     """Whether a function goes to `_Tape.call` in any case."""
-    others = _READS | _TAKES | _HOOKS | {Tensor.backward, torch.autograd.backward, Tensor.__iter__}
+    others = _READS | _TAKES | _HOOKS | {*_BACK, Tensor.backward, torch.autograd.backward, Tensor.__iter__}
     return func not in others and getattr(func, "__name__", "") not in ("__set__", "__get__")
 
 
@@ -1276,6 +1347,7 @@ def _place(watched: Any) -> tuple[_Tape | None, int]:
 def _of_earlier(tape: _Tape | None, func: Any, args: Any, kwargs: Any) -> Any:
     """A function of tensors of a batch whose backward pass has run: the results are of it too."""
     if func is Tensor.backward:
+        _walk(args[0].grad_fn, ())
         return func(*unwatched(args), **unwatched(kwargs))  # type: ignore[no-untyped-call]
 
     def earlier(tensor: Any) -> Any:

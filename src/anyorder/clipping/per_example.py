@@ -158,12 +158,13 @@ class Passes:
     been back, and a hook there makes the sum. Where there is one pass, it makes the sum at its own end.
 
     Attributes:
+        chained: whether the next pass is given what an earlier one made, and gradients go back through both.
         count: the passes that were made forward.
         sums: of the public shapes of the batch that are done, where its rows have several; see `ByShape`.
     """
 
     def __init__(self) -> None:
-        self.count, self.sums = 0, []  # type: ignore[var-annotated]
+        self.count, self.chained, self.sums = 0, False, []  # type: ignore[var-annotated]
         self._way: Any = None
         self._root: Tensor | None = None
         self._hook: Any = None
@@ -216,6 +217,13 @@ class Passes:
         self._root = None
         if self._finish is not None and back:
             self._finish(back)
+
+
+def _whole_batch() -> ModelError:
+    return ModelError(
+        "a network is given what another made, so that gradients go back through both, and the batch does not go "
+        "through it at once: leave chunk_size out, or give make_private one module whose forward calls both"
+    )
 
 
 def _check_groups(groups: Tensor, size: int) -> None:
@@ -821,7 +829,8 @@ class GhostClipping(PerUnitClipping):
         passes = Passes() if passes is None else passes
         found, self._found = self._found, None
         is_still = found is not None and found[0] is args
-        _, arguments, key, program = found if found is not None and is_still else self._look(args, kwargs)
+        known = found is not None and is_still
+        _, arguments, key, program = found if known else self._look(args, kwargs, passes.chained)  # type: ignore[misc]
         nothing = not arguments.size or not torch.is_grad_enabled()
         if program is not None and program.tape is not None:
             _check_groups(groups, arguments.size)
@@ -899,10 +908,12 @@ class GhostClipping(PerUnitClipping):
                 half = max(1, (self._chunk_size or arguments.size) // 2)
                 self._chunk_size = error.size if isinstance(error, TooLarge) else half
 
-    def _look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Arguments, Any, PassProgram | None]:
+    def _look(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], chained: bool = False
+    ) -> tuple[Any, Arguments, Any, PassProgram | None]:
         """(args, the same split, the key of such batches, their program)."""
-        arguments, key, program = Arguments(args, kwargs), None, None
-        by_program = not self._mapped and not self._unmapped and self._chunk_size is None
+        arguments, key, program = Arguments(args, kwargs, chained), None, None
+        by_program = not chained and not self._mapped and not self._unmapped and self._chunk_size is None
         if arguments.size and by_program and torch.is_grad_enabled():
             key = key_of(arguments)
             program = self.programs.find(key, arguments.size)
@@ -1031,6 +1042,8 @@ class _GhostJob:
                 return self.call.assemble(differentiable, others)
             self.passes.made("at once", root.device)
             return self.call.assemble(_Whole.apply(anchor, self, len(held), *held, *differentiable), others)  # type: ignore[no-untyped-call]
+        if self.passes.chained:
+            raise _whole_batch()
         pieces = []
         for chunk in chunks:
             differentiable, others, _ = self._pass(self.groups[chunk]).outputs(_take(self.call.tensors, chunk))
@@ -1290,7 +1303,10 @@ class FunctionalClipping(PerUnitClipping):
         parameters = {name: p.detach() for name, p in self._module.named_parameters() if p.requires_grad}
         if not parameters:
             raise ModelError("the model has no trainable parameters; at least one must have requires_grad=True")
-        call = ExampleCall(self._module, Arguments(args, kwargs), self.made, mapped=self.mapped)
+        passes = Passes() if passes is None else passes
+        call = ExampleCall(self._module, Arguments(args, kwargs, passes.chained), self.made, mapped=self.mapped)
+        if passes.chained and call.size:
+            raise _whole_batch()
         _check_groups(groups, call.size)
         job = _FunctionalJob(
             module=self._module,
@@ -1305,7 +1321,7 @@ class FunctionalClipping(PerUnitClipping):
             refuse=self._refuse,
             scale=checks.positive("scale", scale) if call.size else 1.0,
             receive=receive,
-            passes=Passes() if passes is None else passes,
+            passes=passes,
             settings=TorchState.now(call.tensors[0].device),
         )
         tensors = (*parameters.values(), *call.tensors)
