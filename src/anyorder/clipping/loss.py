@@ -194,10 +194,12 @@ class LossWatch:
         return tensor.untyped_storage().data_ptr() in self.written
 
     def looked(self, outputs: Any, given: Any) -> Any:
-        """Outputs that no gradient leaves, of a batch whose loss is still to come: for looking, not for the loss."""
+        """Outputs that no gradient leaves, of this batch or an earlier one: for looking, not for a loss."""
         tapes = [_place(leaf)[0] for leaf in _flat(given) if type(leaf) is _Watched]
         tape = next((tape for tape in tapes if tape is not None and not tape.closed), None)
-        return outputs if tape is None else _changed(outputs, lambda leaf: tape.follow(leaf, _LOOKED))
+        if tape is not None:
+            return _changed(outputs, lambda leaf: tape.follow(leaf, _LOOKED))
+        return _changed(outputs, functools.partial(_as_earlier, tapes[0])) if tapes else outputs
 
     def _tape_of(self, given: Any, size: int) -> "tuple[_Tape, tuple[Any, ...]]":
         """Where the batch is written down that the model was called with, and which rows of it these are."""
@@ -1183,6 +1185,9 @@ class _Watched(Tensor):
                     "the batch that it was not given: they are those of all examples, which would move the gradients "
                     "of others. Give them to it as further arguments"
                 )
+            if func in _BACK:
+                for output in pytree.tree_leaves(args[0] if args else kwargs["outputs"]):
+                    _walk(output.grad_fn, ())  # which refuses those of a generator
             tape = _tape_of(args, kwargs)
             if tape is None or tape.closed:
                 return _of_earlier(tape, func, args, kwargs)
@@ -1194,9 +1199,6 @@ class _Watched(Tensor):
                 if type(one) is not _Watched or rest or kwargs.get("grad_tensors") is not None:
                     raise _unseen()
                 return tape.backward(one, (), {k: v for k, v in kwargs.items() if v is not None})
-            if func in _BACK:
-                for output in pytree.tree_leaves(args[0] if args else kwargs["outputs"]):
-                    _walk(output.grad_fn, ())
             if func in _HOOKS:
                 raise ModelError(
                     "a hook on an output of the private model, or on what is computed from it, sees the gradients of "
@@ -1350,12 +1352,6 @@ def _of_earlier(tape: _Tape | None, func: Any, args: Any, kwargs: Any) -> Any:
         _walk(args[0].grad_fn, ())
         return func(*unwatched(args), **unwatched(kwargs))  # type: ignore[no-untyped-call]
 
-    def earlier(tensor: Any) -> Any:
-        if type(tensor) is not _Watched:
-            tensor = tensor.as_subclass(_Watched)
-            tensor.tape = tape
-        return tensor
-
     sets = getattr(func, "__name__", "") == "__set__" and isinstance(args[1], Tensor)
     written = [*args[:1]] if sets or _writes(func) else [kwargs["out"]] if kwargs.get("out") is not None else []
     outside = [one for one in written if type(one) is not _Watched]
@@ -1369,7 +1365,15 @@ def _of_earlier(tape: _Tape | None, func: Any, args: Any, kwargs: Any) -> Any:
         if type(one) is Tensor:
             one.__class__ = _Watched
             one.tape = tape  # type: ignore[attr-defined]
-    return pytree.tree_map_only(Tensor, earlier, result)
+    return pytree.tree_map_only(Tensor, functools.partial(_as_earlier, tape), result)
+
+
+def _as_earlier(tape: _Tape | None, tensor: Any) -> Any:
+    """A tensor, watched as one of a batch whose backward pass has run."""
+    if type(tensor) is not _Watched:
+        tensor = tensor.as_subclass(_Watched)
+        tensor.tape = tape
+    return tensor
 
 
 def _is_shown_elsewhere(written: Any) -> bool:
