@@ -288,7 +288,7 @@ TRAINING = {
     "several passes": Isolated(in_passes([mlp], triplets), ROWS),
     "several passes, in chunks": Isolated(in_passes([mlp], triplets, chunk_size=3), ROWS),
     "several passes, dropout": Isolated(
-        in_passes([lambda: nn.Sequential(nn.Dropout(0.3), *mlp())], triplets), ROWS, {"rows": (UNIT,), "kinds": VALUES}),
+        in_passes([lambda: nn.Sequential(nn.Dropout(0.3), *mlp())], triplets), ROWS),
     "two networks": Isolated(in_passes([mlp, lambda: nn.Linear(CLASSES, WIDTH)], codes), ROWS),
     "a generator": Isolated(in_passes([lambda: nn.Linear(WIDTH, 1)], real_and_fake, generator), ROWS),
     "lazy table": Isolated(table(), IDS, {"rows": (UNIT,), "others": OTHER_IDS}),

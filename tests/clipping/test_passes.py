@@ -4,12 +4,12 @@ import itertools
 
 import pytest
 import torch
-from clipping.brute import clipped_sum, distance, norm
 from torch import nn
 from torch.nn import functional as F
 
 from anyorder.clipping.per_example import FunctionalClipping, GhostClipping, Passes
 from anyorder.errors import TrainingError
+from clipping.brute import clipped_sum, distance, norm
 
 B = 7
 

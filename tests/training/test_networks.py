@@ -7,10 +7,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
-from training.test_passes import B, EPOCHS, N, assert_same, bound, by_loop, net
 
 import anyorder as ao
 from anyorder.errors import ArgumentError, ModelError, TrainingError
+from training.test_passes import EPOCHS, B, N, assert_same, bound, by_loop, net
 
 SGD, FTRL = torch.optim.SGD, ao.FTRL
 
@@ -71,9 +71,7 @@ def test_two_networks_are_clipped_as_one(loss):
 def test_one_optimizer_and_a_container_of_modules():
     one, other, tensors = two(autoencoder)
     both = nn.ModuleDict({"encoder": one, "decoder": other})
-    expected = by_loop(
-        copy.deepcopy(both), lambda m, *rows: autoencoder(m["encoder"], m["decoder"], *rows), tensors
-    )
+    expected = by_loop(copy.deepcopy(both), lambda m, *rows: autoencoder(m["encoder"], m["decoder"], *rows), tensors)
     models, optimizer, loader = bound(both, *tensors)
     assert list(models) == ["encoder", "decoder"]
     train(autoencoder, models.values(), [optimizer], loader)

@@ -1,4 +1,4 @@
-"""Scripts that call the model several times in a step: what is released is one clipped gradient a unit, or a refusal."""
+"""Scripts that call the model several times in a step: one clipped gradient a unit is released, or they are refused."""
 
 import copy
 
@@ -39,7 +39,9 @@ def by_loop(model, loss, tensors, clip_norm=0.5):
             value = loss(model, *(t[i : i + 1] for t in tensors))
             gradients = torch.autograd.grad(value, parameters, allow_unused=True, materialize_grads=True)
             size = torch.sqrt(sum(g.square().sum() for g in gradients))
-            total = [t + g * min(1.0, clip_norm / max(float(size), 1e-30)) for t, g in zip(total, gradients, strict=True)]
+            total = [
+                t + g * min(1.0, clip_norm / max(float(size), 1e-30)) for t, g in zip(total, gradients, strict=True)
+            ]
         for p, t in zip(parameters, total, strict=True):
             p.grad = t / B
         optimizer.step()

@@ -274,7 +274,6 @@ class TorchState:
                 torch.cuda.set_rng_state(state, device)
             yield
 
-
     def going_on(self) -> "TorchState":
         """The same settings, with the random numbers from where they are now."""
         return replace(self, random=TorchState.now(self.devices[0] if self.devices else torch.device("cpu")).random)
@@ -991,7 +990,11 @@ class _GhostJob:
         """The backward pass of a tape: the sums."""
         tape.backward(tensors, gradients)
         units, found = UnitMap.of(self.groups, gradients[0].device), None
-        if tape.rows is not None and not self.passes.several and can_sum_at_once(self.parameters, units, self.cut, self.tables):
+        if (
+            tape.rows is not None
+            and not self.passes.several
+            and can_sum_at_once(self.parameters, units, self.cut, self.tables)
+        ):
             rows: Rows = {}
             for name, pair in zip(self.parameters, tape.rows, strict=True):
                 rows[name] = pair and (None if pair[0] is None else tensors[pair[0]], tensors[pair[1]])

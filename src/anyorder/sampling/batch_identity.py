@@ -190,8 +190,8 @@ class BatchIdentity:
         if not unused:
             raise TrainingError(
                 "this batch was already used by a backward pass: each unit is clipped once a step. Iterate over the "
-                "loader again for each epoch (itertools.cycle and list(loader) give the first one's batches again); for "
-                "several passes over a batch, add their losses and call backward once"
+                "loader again for each epoch (itertools.cycle and list(loader) give the first one's batches again); "
+                "for several passes over a batch, add their losses and call backward once"
             )
         return unused[0] if len(unused) == 1 else None
 

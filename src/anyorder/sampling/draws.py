@@ -803,7 +803,7 @@ _HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 
 @final
 class ModelDraws:
-    """What a model draws: each pass under the generators of (rank, step, micro-batch, pass), the user's put back after it.
+    """What a model draws: each pass under generators of (rank, step, micro-batch, pass), the user's put back after it.
 
     A forward pass is a block. A backward pass begins where the first gradient of an output comes to the model, and
     ends where the engine says so; one that an error broke off ends with the next.

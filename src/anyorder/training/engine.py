@@ -852,8 +852,9 @@ class PrivateModule(nn.Module):
     In training mode with gradients on, `forward` runs under the engine. In evaluation mode, or under
     `torch.no_grad()`, it is the model's own forward, cut off from its parameters, so that no unclipped gradient of
     them can arise; a backward pass from there is an error that says so. So it is on tensors that require gradients and
-    are of no batch, as a generator's are: a gradient goes to what came before the model, and to no parameter of it. `state_dict` and `load_state_dict` are those of
-    the model. It belongs to one run: to copy, average, save or script, take `module`.
+    are of no batch, as a generator's are: a gradient goes to what came before the model, and to no parameter of it.
+    `state_dict` and `load_state_dict` are those of the model. It belongs to one run: to copy, average, save or script,
+    take `module`.
 
     Attributes:
         module: the user's model; the same object, with the same parameters.
