@@ -943,7 +943,7 @@ def _walk(start: Any, trusted: Sequence[Any]) -> tuple[bool, bool, list[Tensor]]
         if node in seen:
             continue
         seen.add(node)
-        if "of_released" in vars(node) if isinstance(node, BackwardCFunction) else False:
+        if isinstance(node, BackwardCFunction) and "of_released" in vars(node):
             raise ModelError(
                 "the loss joins numbers of the batch with outputs of the private model on tensors that require "
                 "gradients, a generator's perhaps: it would train on private data what no noise covers. In the private "
