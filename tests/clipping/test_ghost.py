@@ -200,7 +200,7 @@ def test_models_of_the_other_engine_run_by_it(monkeypatch):
         lambda self, *args, **kwargs: (calls.append(1), forward(self, *args, **kwargs))[1],
     )
 
-    def fail(self, tensors, direct_bytes=None):
+    def fail(self, tensors, *options):
         raise clipping_engine.Unmapped("no")
 
     monkeypatch.setattr(clipping_engine.Pass, "outputs", fail)

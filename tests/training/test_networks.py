@@ -281,3 +281,16 @@ def test_what_an_evaluation_gave_of_an_earlier_batch_does_not_come_into_a_loss()
         optimizer.step()
         with torch.no_grad():
             bank.append(private(x))
+
+
+def test_tensors_made_of_words_are_no_generators():
+    """What is made of a batch that is not followed is taken for the batch, and may not need gradients."""
+    judge, maker, _ = adversaries()
+    plan = ao.plan(dataset_size=N, batch_size=B, epochs=1, epsilon=8, delta=1e-2)
+    loader = DataLoader([{"x": torch.zeros(1), "word": "word"}] * N, batch_size=B)
+    private, _, loader = ao.PrivacyEngine(plan).make_private(judge, SGD(judge.parameters(), 0.5), loader)
+    for batch in loader:
+        embedded = maker(torch.tensor([[float(len(word))] * 3 for word in batch["word"]]))
+        with pytest.raises(ModelError, match="must not require gradients"):
+            private(embedded)
+        break

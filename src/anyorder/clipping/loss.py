@@ -107,6 +107,7 @@ class LossWatch:
         self.kept: str | None = None
         self.known: dict[Any, tuple[list[State], State]] = {}
         self.written: dict[int, weakref.ref[Tensor]] = {}  # by memory: into which numbers of a batch were written
+        self.has_unfollowed = False  # whether a batch had what is not followed
         self.escaped = False  # whether such numbers are in memory of which no watched tensor tells: `x.data.add_(loss)`
         self._newest: Callable[[], _Tape | None] = _nothing
 
@@ -118,8 +119,10 @@ class LossWatch:
         self._newest = weakref.ref(tape)
         if (kind is tuple or kind is list) and set(map(type, batch)) == {Tensor}:  # as most batches are
             tape.followed_data = set(map(_LAYOUT, batch)) == {torch.strided}
+            self.has_unfollowed = self.has_unfollowed or not tape.followed_data
             return kind(map(tape.of_batch, batch))
         tape.followed_data = _all_followed(batch)
+        self.has_unfollowed = self.has_unfollowed or not tape.followed_data
         return _changed(batch, tape.of_batch)
 
     def outputs(self, outputs: Any, given: Any = ()) -> Any:
@@ -146,6 +149,16 @@ class LossWatch:
             return tape.output(leaf, axis) if leaf.requires_grad and leaf.dim() else leaf
 
         return _changed(outputs, watched)
+
+    def is_released(self, given: Any) -> bool:
+        """Whether the model is called on tensors that require gradients, of which none is of a batch: a generator's.
+
+        Not where batches have things of which tensors could be made that nobody follows, such as texts.
+        """
+        leaves = _flat(given)
+        if self.has_unfollowed or any(type(leaf) is _Watched for leaf in leaves):
+            return False
+        return any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves)
 
     def check_chain(self, given: Any) -> None:
         """Let a network be given what another made of the same batch, so that gradients go back through both.
@@ -886,13 +899,6 @@ class _Released(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         return gradient
-
-
-def is_of_released(given: Any) -> bool:
-    """Whether a model is called on tensors that require gradients, of which none is of a batch: a generator's."""
-    leaves = _flat(given)
-    needs = any(isinstance(leaf, Tensor) and type(leaf) is not _Watched and leaf.requires_grad for leaf in leaves)
-    return needs and not any(type(leaf) is _Watched for leaf in leaves)
 
 
 def of_released(output: Tensor) -> Tensor:

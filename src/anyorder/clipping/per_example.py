@@ -193,7 +193,7 @@ class Passes:
             )
         self._way, self.count = way, self.count + 1
         if self.count == 2 and self._root is not None:
-            self._hook = self._root.register_hook(self._all_back)
+            self._hook = self._root.register_hook(self._all_back)  # type: ignore[no-untyped-call]
 
     @property
     def several(self) -> bool:

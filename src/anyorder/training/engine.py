@@ -35,7 +35,7 @@ from torch.utils.data import DistributedSampler, IterableDataset
 from anyorder import checks
 from anyorder.clipping import make_clipping
 from anyorder.clipping.clip_rules import Cut, Rule
-from anyorder.clipping.loss import LossWatch, is_of_released, of_released, unwatched
+from anyorder.clipping.loss import LossWatch, of_released, unwatched
 from anyorder.clipping.mapping import reparametrized
 from anyorder.clipping.norms import accumulator_dtype
 from anyorder.clipping.per_example import MayDraw, Passes
@@ -160,6 +160,7 @@ class Training:
         options: Options,
     ) -> None:
         self.plan, self._options = plan, options
+        self._stateless = True
         self._secret = plan.participation.secret
         self._networks = networks_of(given)
         model: nn.Module = given if isinstance(given, nn.Module) and self._networks is None else Networks(given)
@@ -169,7 +170,7 @@ class Training:
         self._passes: tuple[Batch, int, Passes] | None = None  # over the batch that the model was called on last
         self._group = Group() if dist.is_available() and dist.is_initialized() else None
         cut = self._on_each(lambda: self._check(options))
-        self._bound = self._on_each(lambda: BoundParameters(model, self._optimizers))
+        self._bound = self._on_each(lambda: BoundParameters(model, *self._optimizers))
         self._settings = [own for own in (StepSettings.of(plan, one) for one in self._optimizers) if own is not None]
         self.left_out = self._bound.left_out.keys()
         self.released = options.released
@@ -218,6 +219,7 @@ class Training:
         except BaseException:
             self._bound.thaw()
             raise
+        self._bound.bind()
         for one in self._optimizers:
             self._hook_optimizer(one)
         self.model: Any = like_networks(given, self._networks, self._private)
@@ -226,7 +228,7 @@ class Training:
         """What the training loop gets in the place of a network: of the model, or of one among several."""
         check_shown = self._tables.check_shown if self._tables is not None and self._tables.are_lazy else None
         forward = self._forward if name is None else functools.partial(self._forward, name=name)
-        made = PrivateModule(network, forward, self._discard, self._whole, check_shown, self._watch.looked)
+        made = PrivateModule(network, forward, self._discard, self._whole, check_shown, self._watch)
         iterate_before_passes(made, network)
         return made
 
@@ -405,7 +407,7 @@ class Training:
         if len(args) > 1 or kwargs:
             check_arguments(optimizer, args[1:], kwargs, closure)
         if optimizer in self._owed and not self._waiting.batches and closure is None:
-            self._bound.check_gradients()  # of the release that another optimizer's step made
+            self._bound.check_step()  # the gradients are of the release that another optimizer's step made
             self._owed.discard(optimizer)
             return args, kwargs
         if closure is not None:
@@ -653,7 +655,6 @@ class Training:
         return PrivateLoader(loader, unit=unit, seed=seed, shapes=options.shapes, like=options.like)
 
     def _hook_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        self._bound.bind(optimizer)
         ask_for_scale(optimizer)
         optimizer.register_step_pre_hook(self._before_step)
         zero_grad = optimizer.zero_grad
@@ -867,10 +868,10 @@ class PrivateModule(nn.Module):
         discard: Callable[[], None],
         whole: WholeModel | None,
         check_shown: Callable[[], None] | None,
-        looked: Callable[[Any, Any], Any],
+        watch: LossWatch,
     ) -> None:
         super().__init__()
-        self._looked = looked
+        self._watch = watch
         self.module = module
         self.training = module.training
         self._private_forward = private_forward
@@ -882,7 +883,7 @@ class PrivateModule(nn.Module):
     @never_compiled  # by who compiles what `make_private` returned: the ledger and the engine are no part of a graph
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's outputs, one row for each example."""
-        released = torch.is_grad_enabled() and is_of_released((args, kwargs))
+        released = torch.is_grad_enabled() and self._watch.is_released((args, kwargs))
         if self.training and torch.is_grad_enabled() and not released:
             return self._private_forward(args, kwargs)
         given = args, kwargs
@@ -890,13 +891,13 @@ class PrivateModule(nn.Module):
         if self._check_shown is not None:
             self._check_shown()
         if not torch.is_grad_enabled():
-            return self._looked(self.module(*args, **kwargs), given)
+            return self._watch.looked(self.module(*args, **kwargs), given)
         whole = self.module if self._whole is None else self._whole.gather()
         with reparametrized(whole, {name: p.detach() for name, p in whole.named_parameters()}):
             outputs = whole(*args, **kwargs)
         if released:  # of weights that were released and a generator's numbers: post-processing
             return pytree.tree_map(_of_generator, outputs)
-        return self._looked(pytree.tree_map(_of_evaluation, outputs), given)
+        return self._watch.looked(pytree.tree_map(_of_evaluation, outputs), given)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients of the step that has not been taken."""
@@ -1027,13 +1028,7 @@ def like_networks(
 
 def optimizers_of(given: Any) -> list[torch.optim.Optimizer]:
     """The optimizers of a run, which step on one release."""
-    found = list(given) if isinstance(given, (list, tuple)) and given else [given]
-    for one in found:
-        if not isinstance(one, torch.optim.Optimizer):
-            raise ArgumentError(
-                f"optimizer must be a torch.optim.Optimizer, or a list of them, got {type(one).__name__}"
-            )
-    return found
+    return list(given) if isinstance(given, (list, tuple)) and given else [given]
 
 
 class BoundParameters:
@@ -1053,7 +1048,10 @@ class BoundParameters:
         nothing is frozen.
     """
 
-    def __init__(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    def __init__(self, model: nn.Module, *optimizers: torch.optim.Optimizer) -> None:
+        strange = next((one for one in optimizers if not isinstance(one, torch.optim.Optimizer)), None)
+        if strange is not None:
+            raise ArgumentError(f"optimizer must be a torch.optim.Optimizer, got {type(strange).__name__}")
         if any(isinstance(one, torch.optim.LBFGS) for one in optimizers):
             raise ArgumentError("LBFGS takes several gradients of a batch in a step, and the plan covers one: use SGD")
         if any(one in _BOUND for one in optimizers):
@@ -1073,9 +1071,10 @@ class BoundParameters:
         for p in self.left_out.values():
             p.requires_grad_(False)
 
-    def bind(self, optimizer: torch.optim.Optimizer) -> None:
-        """The optimizer's steps are those of one release from here on, and of no other."""
-        _BOUND.add(optimizer)
+    def bind(self) -> None:
+        """The optimizers' steps are those of one release from here on, and of no other."""
+        for one in self._optimizers:
+            _BOUND.add(one)
         guard_schedulers(_BOUND)
 
     def thaw(self) -> None:
@@ -1134,10 +1133,6 @@ class BoundParameters:
         They would be lost, or not be private.
         """
         self.check_optimizer()
-        self.check_gradients()
-
-    def check_gradients(self) -> None:
-        """Refuse gradients that did not come through the private model."""
         for name, p in self.named.items():
             if p.grad is None:
                 continue
