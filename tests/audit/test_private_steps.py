@@ -410,9 +410,11 @@ def put_back():
     training, state, drawn = Training(), torch.get_rng_state(), iter(range(1, 1000))
 
     def step():
+        now = torch.get_rng_state()  # for the batches
         torch.set_rng_state(state)
         torch.rand(next(drawn))
         training.optimizer.step()
+        torch.set_rng_state(now)
 
     training.run(step)
 

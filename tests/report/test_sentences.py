@@ -202,4 +202,4 @@ def test_a_receipt_says_against_whom_its_mu_holds(name):
     assert told["steps"].startswith("50: 0, 1, 2, ")
     assert told["steps"].endswith(" 39, ..")
     secret = "1.2346 against those who know these steps; the plan's claim is against all others"
-    assert told["its own mu"] == (secret if name == "poisson" else f"1.2346 (the plan's: {plan.mu:.5g})")
+    assert told["its own mu"] == (secret if name == "poisson" else f"1.2346 (the plan's: {rounded_up(plan.mu, 5)})")
