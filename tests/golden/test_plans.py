@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -27,7 +26,7 @@ def test_plans_are_those_of_another_processor(words):
     path = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
     command, env = [sys.executable, "-c", code], os.environ | {"PYTHONPATH": path}
     done = subprocess.run(command, cwd=root, env=env, capture_output=True, check=False)
-    if done.returncode == -signal.SIGILL:  # an older library takes a kernel that the processor cannot run
+    if b"SIGILL" in done.stderr:  # in the process below it: a library took a kernel that this processor cannot run
         pytest.skip("the processor lacks instructions of the other")
     assert done.returncode == 0, done.stderr
     taken, found = json.loads(done.stdout)
