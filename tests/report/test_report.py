@@ -176,7 +176,7 @@ def test_every_mechanism_has_its_own_line_and_its_key_beside_its_name(name):
     assert rows == [(str(i), p.name, f"{np.sqrt(np.mean(p.std**2)):.4g}") for i, p in enumerate(profiles)]
     sampled = any(profile.name.startswith("DP-SGD") for profile in profiles)
     assert sampled == (name in ("shuffled", "bins"))  # not beside itself, and not where units are replaced
-    assert ("DP-SGD's line holds for secret sampling alone" in unescape(drawn)) == sampled
+    assert ("DP-SGD's line is valid for secret sampling alone" in unescape(drawn)) == sampled
 
 
 def test_a_plan_that_selects_rows_is_beside_no_mechanism_that_does_not():

@@ -143,7 +143,7 @@ def assumptions(plan: Plan, certificate: Certificate | None) -> list[str]:
     if plan.grid is None:
         rests.append(
             "Floating-point numbers are treated as real numbers. An attack on the last digits of the noise is not "
-            "covered (a plan with secure=True covers it)."
+            "covered (ao.mechanism(secure=True) covers it)."
         )
     if certificate is not None and certificate.realised is not None:
         rests.append(

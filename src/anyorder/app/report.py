@@ -426,7 +426,7 @@ def _command(name: str = "run.privacy.json", large: bool = False) -> Html:
         "you trust where the file comes from."
     )
     return join(
-        tag("p", "You need anyorder and the file: no data, no model, no key, no network."),
+        tag("p", "You need the file and ", tag("code", "anyorder[cli]"), ": no data, no model, no key, no network."),
         tag("pre", f"anyorder verify{option} {name}"),
         tag("p", told) if large else Html(),
         tag("p", "This recomputes every claim from the file. The last line must begin with ",
