@@ -2,13 +2,13 @@
 
     python -m benchmarks.adaptive                 digits, epsilon 1, 4, 8
     python -m benchmarks.adaptive --data mnist    6000 images of MNIST at half size
-    python -m benchmarks.adaptive --table         the tables of what is on file
+    python -m benchmarks.adaptive --write         the table of what is on file, into docs/guarantee.md
 
 Every run is the package's own engine, end to end: 20 epochs in one fixed order, 240 steps, clip norm 1, delta 1e-5, a
-network of one hidden layer. An arm is an optimizer, the noise, and the optimizer to which the noise was fitted. Its rate
-(and the floor of its second moments, where it has one) are the best in a search over powers of two on other data of the
-same size: images of MNIST reduced to 8 x 8 for the digits of scikit-learn, Fashion-MNIST for MNIST. A run is a line of
-benchmarks/results/adaptive.jsonl, and one that is on file is not run again.
+network of one hidden layer. An arm is an optimizer, the noise, and the optimizer to which the noise was fitted. Its
+rate (and the floor of its second moments, where it has one) are the best in a search over powers of two on other data
+of the same size: images of MNIST reduced to 8 x 8 for the digits of scikit-learn, Fashion-MNIST for MNIST. A run is a
+line of benchmarks/results/adaptive.jsonl, and one that is on file is not run again.
 """
 
 import argparse
@@ -38,6 +38,8 @@ from anyorder.strategy.error import row_variances
 from benchmarks._report import Row, add_options, processor, show
 
 RESULTS = Path(__file__).parent / "results" / "adaptive.jsonl"
+PAGE = Path(__file__).parents[1] / "docs" / "guarantee.md"
+MARKS = "<!-- adaptive: begin -->", "<!-- adaptive: end -->"
 EPSILONS = (1.0, 4.0, 8.0)
 SEEDS = 3
 EPOCHS, HIDDEN = 20, 64
@@ -55,9 +57,10 @@ class Corrected(torch.optim.Optimizer):
     sqrt(2 / t) times them, since a mean of t squares of noise is known no better than that.
     """
 
-    def __init__(self, params: Any, lr: float, variances: np.ndarray, floor: float, b1: float = 0.9, b2: float = 0.999):
+    def __init__(self, params: Any, lr: float, variances: np.ndarray, floor: float) -> None:
         super().__init__(params, {"lr": lr})
-        self.variances, self.floor, self.b1, self.b2, self.t, self.noise = variances, floor, b1, b2, 0, 0.0
+        self.variances, self.floor, self.t, self.noise = variances, floor, 0, 0.0
+        self.b1, self.b2 = 0.9, 0.999
 
     def least(self) -> float:
         return max(self.floor, math.sqrt(2 / self.t))
@@ -126,7 +129,7 @@ class ScaledAdam(Corrected):
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum made orthogonal by five Newton-Schulz steps, as `torch.optim.Muon`; biases by momentum and their norm."""
+    """Momentum made orthogonal by five Newton-Schulz steps, as `torch.optim.Muon`; that of biases is normalised."""
 
     def __init__(self, params: Any, lr: float, momentum: float = 0.9) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum})
@@ -162,7 +165,7 @@ def adam_workload(n: int, beta: float = 0.9) -> ao.workload.Workload:
 
 @dataclass(frozen=True)
 class Arm:
-    """An optimizer from (model, rate, variances of the noise, floor), what the noise was fitted to, and a first rate."""
+    """An optimizer from (model, rate, variances of the noise, floor), what the noise is fitted to, and a first rate."""
 
     name: str
     fit: Callable[[int], Any]
@@ -190,14 +193,16 @@ ARMS = (
     Arm("SGD with momentum, fitted", lambda n: ao.SGD(momentum=0.9), _momentum(0.9), 0.125),
     Arm("SGD, fitted", lambda n: ao.SGD(), _momentum(0.0), 1.0),
     Arm("SGD, independent", lambda n: ao.SGD(), _momentum(0.0), 1.0, "independent"),
-    Arm("Adam, independent", lambda n: ao.SGD(), _adam, 2.0**-7, "independent"),
-    Arm("Adam, noise of SGD", lambda n: ao.SGD(), _adam, 2.0**-7),
-    Arm("Adam, noise of momentum 0.9", lambda n: ao.SGD(momentum=0.9), _adam, 2.0**-7),
-    Arm("Adam, fitted", adam_workload, _adam, 2.0**-7),
+    Arm("Adam, independent", lambda n: ao.SGD(), _adam, 2.0**-6, "independent"),
+    Arm("Adam, noise of SGD", lambda n: ao.SGD(), _adam, 2.0**-4),
+    Arm("Adam, noise of momentum 0.9", lambda n: ao.SGD(momentum=0.9), _adam, 2.0**-3),
+    Arm("Adam, fitted", adam_workload, _adam, 2.0**-3),
     Arm("Adam corrected, independent", lambda n: ao.SGD(), _corrected, 2.0**-8, "independent", FLOORS),
-    Arm("Adam corrected, fitted", adam_workload, _corrected, 2.0**-8, floors=FLOORS),
-    Arm("scale-then-privatize, fitted", adam_workload, ScaledAdam, 2.0**-8, floors=FLOORS, scaled=True),
-    Arm("Muon, noise of momentum 0.9", lambda n: ao.SGD(momentum=0.9), lambda m, r, *_: Muon(m.parameters(), r), 2.0**-5),
+    Arm("Adam corrected, fitted", adam_workload, _corrected, 2.0**-4, floors=FLOORS),
+    Arm("scale-then-privatize, fitted", adam_workload, ScaledAdam, 2.0**-5, floors=FLOORS, scaled=True),
+    Arm(
+        "Muon, noise of momentum 0.9", lambda n: ao.SGD(momentum=0.9), lambda m, r, *_: Muon(m.parameters(), r), 2.0**-5
+    ),
 )
 
 
@@ -254,9 +259,7 @@ def accuracy(
     first, last = (Scaled(one) for one in layers) if arm.scaled else layers
     net: nn.Module = nn.Sequential(nn.Flatten(), first, nn.Tanh(), last)
     optimizer = arm.make(net, rate, variances, floor)
-    loader: Any = DataLoader(
-        TensorDataset(x, y), BATCH[len(x)], sampler=ao.FixedOrderSampler(len(x), seed)
-    )
+    loader: Any = DataLoader(TensorDataset(x, y), BATCH[len(x)], sampler=ao.FixedOrderSampler(len(x), seed))
     engine = ao.PrivacyEngine(plan)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", OptimizerWarning)
@@ -305,9 +308,11 @@ def tuned(arm: Arm, name: str, folder: str | None, epsilon: float) -> tuple[floa
         found = [(score(arm.rate, floor), arm.rate)]
         for factor in (2.0, 0.5):
             rate = arm.rate * factor
-            while (now := score(rate, floor)) > max(found)[0] - 1.0:
+            while (now := score(rate, floor)) > found[-1][0]:
                 found.append((now, rate))
                 rate *= factor
+            if len(found) > 1:
+                break
         best = max(best, (*max(found), floor))
     return best[1], best[2]
 
@@ -334,20 +339,30 @@ def quick() -> Iterator[Row]:
         yield Row(f"digits, epsilon 8, 2 epochs: {arm.name}", found, None, None, "%")
 
 
-def table(name: str) -> str:
-    """Accuracy, and its standard error over seeds."""
-    lines = [line for line in read() if line["data"] == name]
-    epsilons = sorted({line["epsilon"] for line in lines})
-    head = "| optimizer, noise | " + " | ".join(f"epsilon {e:g}" for e in epsilons) + " |"
-    result = [head, "|---|" + "---|" * len(epsilons)]
+def table() -> str:
+    """Accuracy of what is on file, and its standard error over seeds."""
+    lines = [line for line in read() if line["data"] in TUNED_ON]
+    columns = sorted({(line["data"], line["epsilon"]) for line in lines})
+    result = ["| optimizer, noise | " + " | ".join(f"{name}, epsilon {e:g}" for name, e in columns) + " |"]
+    result.append("|---|" + "---|" * len(columns))
     for arm in ARMS:
-        cells = []
-        for epsilon in epsilons:
-            own = [line["accuracy"] for line in lines if (line["arm"], line["epsilon"]) == (arm.name, epsilon)]
-            error = f" ± {stdev(own) / math.sqrt(len(own)):.1f}" if len(own) > 1 else ""
-            cells.append(f"{mean(own):.1f}{error}" if own else "not run")
-        result.append(f"| {arm.name} | " + " | ".join(cells) + " |")
+        own = [line for line in lines if line["arm"] == arm.name]
+        if own:
+            cells = [_cell([x["accuracy"] for x in own if (x["data"], x["epsilon"]) == column]) for column in columns]
+            result.append(f"| {arm.name} | " + " | ".join(cells) + " |")
     return "\n".join(result)
+
+
+def _cell(found: list[float]) -> str:
+    error = f" ± {stdev(found) / math.sqrt(len(found)):.1f}" if len(found) > 1 else ""
+    return f"{mean(found):.1f}{error}" if found else "not run"
+
+
+def write() -> None:
+    """Put the table into the page, between two marks."""
+    text = PAGE.read_text(encoding="utf-8")
+    begin, end = (text.index(mark) for mark in MARKS)
+    PAGE.write_text(f"{text[: begin + len(MARKS[0])]}\n\n{table()}\n\n{text[end:]}", encoding="utf-8")
 
 
 def main() -> None:
@@ -359,11 +374,11 @@ def main() -> None:
     parser.add_argument("--epsilons", type=float, nargs="+", default=EPSILONS)
     names = [arm.name for arm in ARMS]
     parser.add_argument("--arms", nargs="+", choices=names, default=names, help="these alone")
-    parser.add_argument("--table", action="store_true", help="print the tables of the runs on file")
+    parser.add_argument("--write", action="store_true", help="put the table of the runs on file into docs/guarantee.md")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    if chosen.table:
-        print("\n\n".join(table(name) for name in TUNED_ON))
+    if chosen.write:
+        write()
     else:
         found = rows(chosen.data, chosen.data_dir, tuple(chosen.epsilons), chosen.arms)
         show(quick() if chosen.quick else found, chosen.json)

@@ -9,6 +9,7 @@ from types import FrameType
 from typing import Any, NoReturn
 from weakref import WeakSet
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
@@ -354,15 +355,18 @@ def _of_adaptive(plan: Plan, optimizer: torch.optim.Optimizer) -> str | None:
             "the guarantee is the same, but which noise is better was measured for Adam and AdamW alone. Take one of "
             "these, or torch.optim.SGD, or compare with mechanism='independent' on public data, each at its best rate"
         )
-    if type(plan.workload) is not Workload or type(plan.strategy) in _OF_STEPS_ALONE:
+    work = plan.workload
+    if type(work) is not Workload or type(plan.strategy) in _OF_STEPS_ALONE:
         return None
     found = sorted({float(group["betas"][0]) for group in optimizer.param_groups})
-    if all(abs(beta - plan.workload.momentum) < _NEAR for beta in found):
+    # With a beta the division by 1 - beta^t makes rates that fall, so that a plan of constant ones is another's.
+    if all(abs(beta - work.momentum) < _NEAR for beta in found) and (not work.momentum or np.ptp(work.learning_rates)):
         return None
+    betas = " and ".join(f"{beta:g}" for beta in found)
     return (
-        f"{fitted} to momentum {plan.workload.momentum:g}, and {name} averages gradients by beta "
-        f"{' and '.join(f'{beta:g}' for beta in found)}: the guarantee is the same, but more noise is left in the model "
-        f"than need be. Plan with optimizer=, the torch.optim.Adam or AdamW itself, or ao.SGD(momentum={found[0]:g})"
+        f"{fitted} to SGD with momentum {work.momentum:g}, and {name} takes averages of gradients by beta {betas}: the "
+        "guarantee is the same, but more noise is left in the model than need be. Plan with optimizer=, the "
+        "torch.optim.Adam or AdamW itself, or one of the same betas"
     )
 
 
