@@ -121,8 +121,8 @@ def test_the_workload_is_read_off_the_optimizer():
     assert optimizer.param_groups[0]["lr"] == 0.1
     dampened = small(mechanism="independent", optimizer=sgd(momentum=0.9, dampening=0.5))
     assert type(dampened.workload) is GivenWorkload
-    with pytest.raises(ArgumentError, match=r"torch.optim.SGD.*got Adam"):
-        small(optimizer=torch.optim.Adam([torch.nn.Parameter(torch.zeros(3))]))
+    with pytest.raises(ArgumentError, match=r"torch.optim.SGD.*got RMSprop"):
+        small(optimizer=torch.optim.RMSprop([torch.nn.Parameter(torch.zeros(3))]))
 
 
 def test_memory_in_vectors_and_rows_in_a_step_bound_the_choice():

@@ -54,7 +54,7 @@ def test_workload_of_an_optimizer_is_what_it_does() -> None:
     for options, schedule in product(SETTINGS, [None, *SCHEDULES]):
         gradients = np.random.default_rng(0).standard_normal((N, 2))
         if schedule == "one cycle" and not options.get("momentum"):
-            pytest.skip("torch's OneCycleLR cycles the momentum, and refuses one of 0")
+            continue  # torch cycles the momentum, and refuses one of 0
         A = read(options, schedule)
         expected = -trajectory(options, schedule, gradients)
         got = A.apply(gradients)
@@ -105,10 +105,36 @@ def test_from_optimizer_reads_groups_that_differ_by_a_factor() -> None:
             W.from_optimizer(optimizer, None, 5)
 
 
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
+@pytest.mark.parametrize("schedule", [None, "cosine"])
+def test_the_workload_of_adam_is_what_it_does_where_second_moments_do_not_count(kind, schedule) -> None:
+    """With an eps far above the gradients every step is divided by eps: Adam itself, on one gradient at a time."""
+    made = []
+    for t in range(N):
+        parameter = torch.nn.Parameter(torch.zeros((), dtype=torch.float64))
+        optimizer = kind([parameter], lr=1e9, betas=(0.8, 0.9), eps=1e9, weight_decay=0.0)
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, N) if schedule else None
+        if t == 0:
+            work = W.from_optimizer(optimizer, scheduler, N)
+        column = []
+        for step in range(N):
+            parameter.grad = torch.tensor(float(step == t), dtype=torch.float64)
+            optimizer.step()
+            if scheduler is not None:
+                scheduler.step()
+            column.append(-parameter.item())
+        made.append(column)
+    A = np.array(made).T
+    np.testing.assert_allclose(work.matrix() / work.matrix()[0, 0], A / A[0, 0], rtol=1e-6, atol=1e-9)
+
+
 def test_from_optimizer_refuses_what_is_not_linear() -> None:
     parameter = torch.nn.Parameter(torch.zeros(1))
     with pytest.raises(ArgumentError, match="post-processing"):
-        W.from_optimizer(torch.optim.Adam([parameter]), None, 5)
+        W.from_optimizer(torch.optim.RMSprop([parameter]), None, 5)
+    adam = torch.optim.Adam([{"params": [parameter]}, {"params": [torch.zeros(1)], "betas": (0.5, 0.9)}])
+    with pytest.raises(ArgumentError, match="the same first beta"):
+        W.from_optimizer(adam, None, 5)
     sgd = torch.optim.SGD([parameter], lr=1.0)
     with pytest.raises(ArgumentError, match="depend on the loss"):
         W.from_optimizer(sgd, torch.optim.lr_scheduler.ReduceLROnPlateau(sgd), 5)

@@ -2,7 +2,7 @@
 
 import json
 
-from benchmarks import again, bins, numbers
+from benchmarks import adaptive, again, bins, numbers
 
 PAGE = "docs/mnist_guide.md"
 
@@ -67,6 +67,7 @@ def test_the_tables_of_a_page_are_those_of_its_results_file():
     page = bins.PAGE.read_text(encoding="utf-8")
     for lines in bins.tables().values():
         assert "\n".join(lines) in page
+    assert adaptive.table() in adaptive.PAGE.read_text(encoding="utf-8")
 
 
 def test_entries_without_a_number_on_their_page_are_dropped(tmp_path, monkeypatch):

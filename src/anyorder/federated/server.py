@@ -537,8 +537,8 @@ class Server:
 
     Raises: PlanError for another report goal, a plan with secret sampling or an unfit clip norm; ArgumentError for
         parameters that are no floats, or an optimizer of another model or run; CheckpointError.
-    Warns: OptimizerWarning where the plan's noise is correlated and the optimizer is Adam, RMSprop or the like, or has
-        another momentum than the plan.
+    Warns: OptimizerWarning where the plan's noise is correlated and the optimizer has another momentum, or beta
+        of Adam, than the plan, or is RMSprop or the like.
     Cost: memory of two vectors in float64 while a round is open.
 
     Example:

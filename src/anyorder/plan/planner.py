@@ -92,10 +92,10 @@ def plan(
             "truncated-poisson", "balls-in-bins", "random-allocation", "min-separation-sampling"; see
             `anyorder.participation`. Or a `Participation`: the ledger holds the run to it, whatever the loader. Or
             either with its options: `anyorder.order`. Several orders are compared by `anyorder.compare`.
-        optimizer: whose error is minimised: a `torch.optim.SGD` (any torch optimizer of that class), whose settings are
-            read; `(optimizer, scheduler)` with the learning-rate scheduler that steps with it; `anyorder.SGD`, its
-            settings in numbers; a `Workload`, for as many steps as the order has; None for plain SGD, and for
-            optimizers that are not linear in the gradients.
+        optimizer: whose error is minimised: a `torch.optim.SGD`, `Adam` or `AdamW`, whose settings are read, see
+            `anyorder.workload.from_optimizer`; `(optimizer, scheduler)` with the learning-rate scheduler that steps
+            with it; `anyorder.SGD`, its settings in numbers; a `Workload`, for as many steps as the order has; None
+            for plain SGD, and for optimizers that are none of these.
         mechanism: "auto" (least error for this workload and order; with a selection independent noise, since the others
             win by what later steps take back, which rows that are seldom released never get),
             "tree" (DP-FTRL), "independent" (DP-SGD's noise),

@@ -1508,8 +1508,8 @@ class PrivacyEngine:
             have the types of what was given, so that a loop stays as it was; in truth they are a `PrivateModule` and a
             `PrivateLoader`, which `engine.model` and `engine.loader` are for type checkers too.
         Warns: OptimizerWarning where parameters are frozen because the optimizer does not hold them; and where the
-            plan's noise is correlated and the optimizer is Adam, RMSprop, Adagrad or the like, or has another momentum
-            than the plan: the guarantee is the same, and some of what correlation gains is lost.
+            plan's noise is correlated and the optimizer has another momentum, or beta of Adam, than the plan, or is
+            RMSprop, Adagrad or the like: the guarantee is the same, and some of what correlation gains may be lost.
         """
         if self._training is not None:
             raise TrainingError("make_private was already called: one engine runs one plan once")

@@ -9,6 +9,7 @@ from types import FrameType
 from typing import Any, NoReturn
 from weakref import WeakSet
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
@@ -273,10 +274,9 @@ _NEAR = 1e-6  # momenta that differ by rounding, as in float32
 def warn_of_unfitted(plan: Plan, optimizer: torch.optim.Optimizer, stacklevel: int) -> None:
     """Warn where correlated noise meets an optimizer that it was not fitted to.
 
-    Noise of different steps cancels in the sums of gradients that the plan's workload makes. An optimizer that scales
-    each step by the size of its noisy gradients makes other sums, and so does SGD with another momentum: noise that is
-    fitted to 0.9 leaves a third more in a model that has none, and more in long runs. Epsilon is the same: this is
-    post-processing.
+    Noise of different steps cancels in the sums of gradients that the plan's workload makes. SGD with another momentum
+    makes other sums: noise that is fitted to 0.9 leaves a third more in a model that has none, and more in long runs.
+    So does Adam with another beta. Epsilon is the same: this is post-processing.
     """
     told = None
     if isinstance(optimizer, _ADAPTIVE) and type(plan.strategy) is not Independent and plan.n > 1:
@@ -345,12 +345,28 @@ class StepSettings:
         return False
 
 
-def _of_adaptive(plan: Plan, optimizer: torch.optim.Optimizer) -> str:
+def _of_adaptive(plan: Plan, optimizer: torch.optim.Optimizer) -> str | None:
+    """Adam averages gradients as momentum does: noise that is fitted to that average goes with it, by measurement."""
+    name = type(optimizer).__name__
+    fitted = f"the noise of this plan, {plan.strategy.describe()}, was fitted"
+    if not isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)):
+        return (
+            f"{name} divides its steps by statistics of noisy gradients, and {fitted} to cancel in sums of gradients: "
+            "the guarantee is the same, but which noise is better was measured for Adam and AdamW alone. Take one of "
+            "these, or torch.optim.SGD, or compare with mechanism='independent' on public data, each at its best rate"
+        )
+    work = plan.workload
+    if type(work) is not Workload or type(plan.strategy) in _OF_STEPS_ALONE:
+        return None
+    found = sorted({float(group["betas"][0]) for group in optimizer.param_groups})
+    # With a beta the division by 1 - beta^t makes rates that fall, so that a plan of constant ones is another's.
+    if all(abs(beta - work.momentum) < _NEAR for beta in found) and (not work.momentum or np.ptp(work.learning_rates)):
+        return None
+    betas = " and ".join(f"{beta:g}" for beta in found)
     return (
-        f"{type(optimizer).__name__} divides its steps by statistics of noisy gradients, and the noise of this plan, "
-        f"{plan.strategy.describe()}, was fitted to cancel in sums of gradients: the guarantee is the same, but the "
-        "model may be worse than with independent noise. Take torch.optim.SGD with momentum, or ao.FTRL, or compare "
-        "with mechanism='independent'"
+        f"{fitted} to SGD with momentum {work.momentum:g}, and {name} takes averages of gradients by beta {betas}: the "
+        "guarantee is the same, but more noise is left in the model than need be. Plan with optimizer=, the "
+        "torch.optim.Adam or AdamW itself, or one of the same betas"
     )
 
 
