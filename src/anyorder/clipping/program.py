@@ -452,7 +452,7 @@ def _directly(steps: list[Any], blank: list[Any]) -> list[Any]:
         else:
             places = [a.number if isinstance(a, _Slot) else len(blank) + i for i, a in enumerate(args)]
             blank += args
-            take = itemgetter(*places) if len(places) > 1 else itemgetter(slice(*places, places[0] + 1))
+            take = itemgetter(*places) if len(places) > 1 else itemgetter(slice(places[0], places[0] + 1))
         direct.append((_DIRECT.get(function, function), take, kwargs, made, ended))
     return direct
 
