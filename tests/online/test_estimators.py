@@ -288,7 +288,7 @@ def test_a_doubled_unit_in_a_fit_is_found(fits):
 
 def test_a_stream_is_the_fit_of_its_batches():
     plan = ao.plan(dataset_size=400, batch_size=20, epochs=1, epsilon=8, delta=1e-6, mechanism="tree", clip_norm=0.9)
-    common = {"epsilon": 1.0, "plan": plan, "batch_size": None, "epochs": None}
+    common = {"epsilon": 1.0, "delta": None, "plan": plan, "batch_size": None, "epochs": None}
     whole = made(shuffle=False, **common).fit(X, Y)
     stream = made(**common)
     for start in range(0, 400, 80):
@@ -498,7 +498,7 @@ def test_pipelines_fit_once():
 
 def test_a_plan_stands_for_what_it_says():
     plan = ao.plan(dataset_size=400, batch_size=50, epochs=2, epsilon=3, delta=1e-6, clip_norm=0.5)
-    model = made(plan=plan, epsilon=1.0, batch_size=None, epochs=None).fit(X, Y)
+    model = made(plan=plan, epsilon=1.0, delta=None, batch_size=None, epochs=None).fit(X, Y)
     assert model.plan_ == plan
     assert model.n_iter_ == 16
     for name, value in {
@@ -506,9 +506,11 @@ def test_a_plan_stands_for_what_it_says():
         "clip_norm": 0.5, "neighbours": "replace-one", "unit": "user",
     }.items():  # fmt: skip
         with pytest.raises(ArgumentError, match=f"{name} must not be given together with plan"):
-            made(**{"plan": plan, "epsilon": 1.0, "batch_size": None, "epochs": None, name: value}).fit(X, Y)
+            made(**{"plan": plan, "epsilon": 1.0, "delta": None, "batch_size": None, "epochs": None, name: value}).fit(
+                X, Y
+            )
     with pytest.raises(ao.errors.PlanError, match="multiple of 6 steps"):
-        made(plan=plan, epsilon=1.0, batch_size=None, epochs=None).fit(X[:300], Y[:300])
+        made(plan=plan, epsilon=1.0, delta=None, batch_size=None, epochs=None).fit(X[:300], Y[:300])
 
 
 def test_what_is_said_is_planned_and_learned_with():
