@@ -155,10 +155,12 @@ class LossWatch:
 
         Not where batches have things of which tensors could be made that nobody follows, such as texts.
         """
-        leaves = _flat(given)
-        if self.has_unfollowed or any(type(leaf) is _Watched for leaf in leaves):
-            return False
-        return any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves)
+        found = False
+        for leaf in () if self.has_unfollowed else _flat(given):
+            if type(leaf) is _Watched:
+                return False
+            found = found or (isinstance(leaf, Tensor) and leaf.requires_grad)
+        return found
 
     def check_chain(self, given: Any) -> None:
         """Let a network be given what another made of the same batch, so that gradients go back through both.

@@ -161,11 +161,13 @@ class Passes:
     Attributes:
         chained: whether the next pass is given what an earlier one made, and gradients go back through both.
         count: the passes that were made forward.
+        several: whether there is more than one, so that a pass waits for others.
         sums: of the public shapes of the batch that are done, where its rows have several; see `ByShape`.
     """
 
     def __init__(self) -> None:
-        self.count, self.chained, self.sums = 0, False, []  # type: ignore[var-annotated]
+        self.count, self.several, self.chained = 0, False, False
+        self.sums: list[dict[str, Tensor]] = []
         self._way: Any = None
         self._root: Tensor | None = None
         self._hook: Any = None
@@ -193,13 +195,9 @@ class Passes:
                 "make_private, or give it one module whose forward makes all passes"
             )
         self._way, self.count = way, self.count + 1
+        self.several = self.count > 1
         if self.count == 2 and self._root is not None:
             self._hook = self._root.register_hook(self._all_back)  # type: ignore[no-untyped-call]
-
-    @property
-    def several(self) -> bool:
-        """Whether a pass has to wait for others."""
-        return self.count > 1
 
     def back(self, finish: Callable[[list[Any]], None], of_pass: Any) -> None:
         """A pass has been back; `finish` makes the sum of all."""
@@ -1134,7 +1132,7 @@ class _GhostJob:
         """Forward and backward pass of a chunk; what it is to be finished with, where it is not alone."""
         passes = None if alone else Passes()
         if passes is not None:
-            passes.count = 2  # none of them finishes by itself
+            passes.several = True  # none of them finishes by itself
         with self.settings.random_again(), self.settings.autocast_again(), torch.enable_grad():
             one = self._pass(self.groups[chunk], receive, passes=passes)
             outputs, _, anchor = one.outputs(_take(self.call.tensors, chunk))

@@ -1465,9 +1465,9 @@ class PrivacyEngine:
 
         Args:
             model: any module that treats the examples of a batch separately; its first dimension is the batch.
-                Several networks may be given in a list, an `nn.ModuleList` or an `nn.ModuleDict`, and are
-                returned in the same: a unit's gradient is of all of them together, and is clipped once, and one noisy
-                gradient is released a step. They may be given one another's outputs.
+                Several networks may be given in a list, an `nn.ModuleList` or an `nn.ModuleDict`, and are returned
+                in the same: a unit's gradient is of all of them together and is clipped once, and one noisy gradient
+                is released a step. They may be given one another's outputs.
             optimizer: any torch optimizer over parameters of `model`; the same object is returned. Trainable parameters
                 that it does not hold are left out of clipping, noise and size, and are frozen from here on. Several in
                 a list step on one release, which the first of them to step makes.
