@@ -4,6 +4,7 @@ import contextlib
 import inspect
 import json
 import math
+import re
 import sys
 import time
 import warnings
@@ -509,11 +510,11 @@ def test_every_command_names_its_default_order_and_they_agree():
         (["plan"], "anyorder: Missing options --dataset-size, --batch-size. See anyorder plan --help\n"),
         (
             ["plan", "--epochs", "x", "--quickly"],
-            "'--quickly'; Invalid value for '--epochs': 'x' is not a valid integer; M",
+            r"--quickly'?; Invalid value for '--epochs': .* valid integer.*; Missing options --d",
         ),
         (["audit", "canaries"], "Missing option --text. See anyorder audit canaries --help"),
         (["verify"], "Missing argument FILES. See"),
-        (["trian"], "No such command 'trian'. Did you mean 'train'? See anyorder --help"),
+        (["trian"], r"No such command 'trian'. Did you mean 'train'\? See anyorder --help"),
         (["verify", "file", "--quickly"], "No such option"),
     ],
 )
@@ -523,7 +524,7 @@ def test_bad_usage_is_one_line_and_2(arguments, phrase, capsys):
     assert left.value.code == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert phrase in captured.err
+    assert re.search(phrase, captured.err)
     assert captured.err.count("\n") == 1
 
 

@@ -346,7 +346,7 @@ def test_delta_follows_the_number_of_units_and_one_above_it_is_warned_of():
     for n, delta in ((10, 0.01), (30, 0.003), (1797, 5e-5), (60_000, 1e-6)):
         plan = ao.plan(dataset_size=n, **sizes)
         assert plan.delta == delta <= 0.1 / n
-        assert "the default" in dict(plan.facts())["delta"]
+        assert "a tenth of 1 /" in dict(plan.facts())["delta"]
         assert "delta" not in dict(replace(plan, delta=delta / 2).facts())
     owners = DataLoader(TensorDataset(torch.arange(100) % 10, torch.zeros(100, 1)), batch_size=10)
     by_user = {"loader": owners, "unit": 0, "epochs": 1, "epsilon": 4.0}

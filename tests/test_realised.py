@@ -87,7 +87,7 @@ def test_the_certificate_shows_it_and_verify_recomputes_it(tmp_path):
     assert done.exit_code == 0
     assert f"realised, of who took part: epsilon <= {rounded_up(shown.epsilon)}" in text
     assert f"claims epsilon <= {rounded_up(plan.epsilon)}" in text
-    assert "not checked: that neither who took part nor the end of the run was chosen by what was released" in text
+    assert "not checked: that participation and stopping did not depend on released results" in text
     told = CliRunner().invoke(app, ["verify", str(tmp_path / "c.json"), "--json"])
     assert json.loads(told.output)["realised"] == shown.to_dict()
 

@@ -246,7 +246,7 @@ def pack(ids: Units, canonical: bytes | None = None) -> bytes:
 
 
 def unpack(chunk: bytes) -> Units:
-    """What `pack` wrote."""
+    """Return what `pack` wrote."""
     if chunk == b"0":
         return np.empty(0, np.int64)
     kind, raw = chunk[:1], inflate(chunk[1:])

@@ -537,7 +537,7 @@ class Rule(Participation):
 
     @abstractmethod
     def refusals(self, t: int, last: Integers, count: Integers) -> Refusals:
-        """Which units may not be in step t; those that no clause names may, whatever other units do.
+        """Return which units may not be in step t; those that no clause names may, whatever other units do.
 
         What is let through, step by step, must be within `pattern`: the claim rests on it.
 
@@ -553,7 +553,7 @@ class Rule(Participation):
 
     @classmethod
     def read(cls, data: dict[str, Any]) -> Self:
-        """From the fields."""
+        """Make the rule from its fields."""
         return cls(**data)
 
 

@@ -13,6 +13,7 @@ from mpmath import mpf
 
 from accounting.oracle import delta_of, epsilon_of
 from anyorder.accounting import gaussian, gdp_delta, gdp_epsilon, gdp_mu
+from anyorder.accounting.amplification import exact
 from anyorder.accounting.curves import compose
 from anyorder.accounting.gaussian import calibrate_gaussian, rdp_epsilon, zcdp_rho
 from anyorder.errors import ArgumentError
@@ -203,3 +204,17 @@ def test_bad_arguments_are_named():
     ]:
         with pytest.raises(ArgumentError, match=f"^{name} must"):
             call()
+
+
+@pytest.mark.parametrize(("module", "count"), [(gaussian, 64), (exact, 6)])
+def test_the_rule_that_is_written_down_is_that_of_gauss_and_legendre(module, count):
+    """With m nodes it integrates polynomials of degree 2 m - 1; no other rule does."""
+    for power in range(2 * count):
+        integral = np.sum(module._WEIGHTS * module._NODES**power)
+        assert integral == pytest.approx((1 + (-1) ** power) / (power + 1), rel=1e-12, abs=1e-16)
+
+
+def test_noise_multipliers_are_the_same_in_every_version_of_numpy_and_scipy():
+    """Else a run could not go on after an update."""
+    found = [calibrate_gaussian(epsilon, 1e-6).hex() for epsilon in (0.1, 1.0, 8.0)]
+    assert found == ["0x1.22700188bf550p+5", "0x1.0e61239070ac4p+2", "0x1.4e4d8bf470831p-1"]

@@ -90,6 +90,53 @@ def engine(model=mlp, loss=F.cross_entropy, *, collate=None, plan=None, **option
     return train
 
 
+def in_passes(models, loss, after=None, **options):
+    """A loop whose loss calls one network several times, or several networks; `after` each step, a step of others."""
+
+    def train(rows, folder):
+        nets = [model() for model in models]
+        made, run = torch.optim.SGD([p for net in nets for p in net.parameters()], lr=0.5), ao.PrivacyEngine(planned())
+        loader = DataLoader(rows, batch_size=B, shuffle=True)
+        private, made, loader = run.make_private(nets, made, loader, **options)
+        further = after() if after is not None else None
+        for _ in range(EPOCHS):
+            for x, y in loader:
+                loss(*private, x, y).backward()
+                made.step()
+                made.zero_grad()
+                if further is not None:
+                    further(*private)
+        run.certificate().save(folder / "run.privacy.json")
+        return nn.ModuleList(nets)
+
+    return train
+
+
+def triplets(net, x, y):
+    return F.triplet_margin_loss(net(x), net(x * 0.5), net(-x)) + F.cross_entropy(net(x), y)
+
+
+def codes(encoder, decoder, x, y):
+    return F.mse_loss(decoder(encoder(x)), x) + F.cross_entropy(encoder(x), y)
+
+
+def real_and_fake(judge, x, y):
+    return F.softplus(-judge(x)).mean() + F.softplus(judge(torch.ones(len(x), WIDTH))).mean()
+
+
+def generator():
+    """Steps of a generator through the released discriminator."""
+    maker = nn.Linear(2, WIDTH)
+    own = torch.optim.SGD(maker.parameters(), lr=0.5)
+
+    def step(judge):
+        own.zero_grad()
+        F.softplus(-judge(maker(torch.ones(4, 2)))).mean().backward()
+        own.step()
+
+    return step
+
+
 def measured(rule):
     """A loop whose loss is released, and goes to a schedule."""
 
@@ -238,6 +285,12 @@ TRAINING = {
     "engine, users of more and fewer rows": Isolated(by_users, OF_USERS,
         {"rows": (6, 7), "unit": "u03", "others": [Neighbour("fewer", FEWER), Neighbour("more", MORE)]}),
     "engine, the last state of an LSTM": Isolated(engine(LastState, warm, collate=padded, pad_to=LENGTHS), TEXTS),
+    "several passes": Isolated(in_passes([mlp], triplets), ROWS),
+    "several passes, in chunks": Isolated(in_passes([mlp], triplets, chunk_size=3), ROWS),
+    "several passes, dropout": Isolated(
+        in_passes([lambda: nn.Sequential(nn.Dropout(0.3), *mlp())], triplets), ROWS),
+    "two networks": Isolated(in_passes([mlp, lambda: nn.Linear(CLASSES, WIDTH)], codes), ROWS),
+    "a generator": Isolated(in_passes([lambda: nn.Linear(WIDTH, 1)], real_and_fake, generator), ROWS),
     "lazy table": Isolated(table(), IDS, {"rows": (UNIT,), "others": OTHER_IDS}),
     "selected table": Isolated(table(Uniform(6)), IDS, {"rows": (UNIT,), "others": OTHER_IDS}),
     "engine, a mean over length": Isolated(engine(MeanOfLength, warm, collate=padded, pad_to=LENGTHS), TEXTS),

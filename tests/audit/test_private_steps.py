@@ -16,7 +16,10 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import processes
-from anyorder.audit.loader_check import CLAIM, NOTHING, WHAT_IF, watch
+from anyorder.app.verdict_page import EXIT_CODES, outcome_of
+from anyorder.audit import private_steps
+from anyorder.audit.loader_check import CLAIM, NOTHING, UNSURE, WHAT_IF, watch
+from anyorder.audit.private_steps import NoiseStream
 
 opacus = pytest.importorskip("opacus", reason="opacus is not installed")
 from opacus.accountants import RDPAccountant  # noqa: E402
@@ -25,6 +28,12 @@ from opacus.utils.batch_memory_manager import BatchMemoryManager  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 N, DELTA = 80, 1e-5
+
+
+@pytest.fixture(autouse=True)
+def near(monkeypatch):
+    """Trainings as small as these draw few numbers."""
+    monkeypatch.setattr(private_steps, "_FAR", 1 << 17)
 
 
 def data(sources=N):
@@ -101,7 +110,6 @@ WAYS = {
     "per layer": lambda: Training(clipping="per_layer", max_grad_norm=[1.0, 0.5]).run(),
     "BatchMemoryManager": lambda: in_parts(Training()),
     "ghost norms in parts": lambda: in_parts(Training(grad_sample_mode="ghost")),
-    "functional": lambda: by_hand(Training(grad_sample_mode="no_op")),
 }
 
 
@@ -323,6 +331,214 @@ def test_what_is_missing_makes_the_claim_fail(fault):
     assert not found.holds
     assert found.true > 5 * found.claimed
     assert FAULTS[fault] in str(found)
+
+
+# -- what cannot be established ----------------------------------------------------------------------------------------
+
+
+def by_loss(criterion, model=None, **options):
+    """A training with another loss."""
+    training = Training(model, **options)
+    training.criterion = criterion
+    training.run()
+
+
+def each_loss(outputs, y):
+    return F.cross_entropy(outputs, y, reduction="none")
+
+
+def contrastive(outputs, y):
+    rows = F.normalize(outputs, dim=1)
+    return F.cross_entropy(rows @ rows.roll(1, 1).T / 0.1, torch.arange(len(rows)))
+
+
+def batch_norm(outputs, y):
+    return F.cross_entropy(F.batch_norm(outputs, None, None, training=True) if len(outputs) > 1 else outputs, y)
+
+
+def statistics(outputs, y):
+    return F.cross_entropy((outputs - outputs.mean(0)) / (outputs.detach().std(0) + 1), y)
+
+
+def valid_ones(outputs, y):
+    valid = outputs[:, 0] > 0
+    return (each_loss(outputs, y) * valid).sum() / valid.sum().clamp(min=1)
+
+
+def counted_ones(outputs, y):
+    return each_loss(outputs, y).mean() / max(1, (outputs[:, 0] > 0).sum().item())
+
+
+def of_earlier_batches():
+    kept = []
+
+    def criterion(outputs, y):
+        drawn_to = sum((outputs.mean() * one.mean() for one in kept[-1:]), torch.zeros(()))
+        kept.append(outputs.detach())
+        return F.cross_entropy(outputs, y) + drawn_to
+
+    by_loss(criterion)
+
+
+def hooked_outputs(outputs, y):
+    outputs = outputs * 1
+    outputs.register_hook(lambda gradient: gradient - gradient.mean(0))
+    return F.cross_entropy(outputs, y)
+
+
+class Centred(nn.Module):
+    def forward(self, x):
+        return x - x.mean(0)
+
+
+def centred():
+    return nn.Sequential(nn.Linear(20, 2), Centred())
+
+
+class Straight(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient - gradient.mean(0)
+
+
+def put_back():
+    """The same numbers for the noise of each step, with others before, so that no step has the noise of another."""
+    training, state, drawn = Training(), torch.get_rng_state(), iter(range(1, 1000))
+
+    def step():
+        now = torch.get_rng_state()  # for the batches
+        torch.set_rng_state(state)
+        torch.rand(next(drawn))
+        training.optimizer.step()
+        torch.set_rng_state(now)
+
+    training.run(step)
+
+
+MIXING = {
+    "contrastive": (lambda: by_loss(contrastive), "rows of the batch together"),
+    "batch norm in the loss": (lambda: by_loss(batch_norm), "batch normalisation"),
+    "statistics of the batch": (lambda: by_loss(statistics), "sum over the batch"),
+    "mean over valid ones": (lambda: by_loss(valid_ones), "sum over the batch"),
+    "a count of valid ones": (lambda: by_loss(counted_ones), "a number in the loss differs"),
+    "labels that do not count": (lambda: by_loss(nn.CrossEntropyLoss(ignore_index=1)), "labels that count"),
+    "weights of classes": (lambda: by_loss(nn.CrossEntropyLoss(torch.tensor([1.0, 9.0]))), "weights of the classes"),
+    "a sum for a mean": (lambda: by_loss(nn.CrossEntropyLoss(reduction="sum")), "not a mean over the examples"),
+    "a mean for a sum": (lambda: by_loss(F.cross_entropy, loss_reduction="sum"), "not a sum over the examples"),
+    "earlier batches": (of_earlier_batches, "an earlier batch"),
+    "a hook": (lambda: by_loss(hooked_outputs), "a hook on a tensor"),
+    "an own backward": (lambda: by_loss(lambda o, y: F.cross_entropy(Straight.apply(o), y)), "autograd.Function"),
+    "a model that mixes": (
+        lambda: by_loss(F.cross_entropy, nn.Sequential(nn.Linear(20, 2), Centred())),
+        "sum over the batch",
+    ),
+    "gradients by hand": (lambda: by_hand(Training(grad_sample_mode="no_op")), "no loss.backward"),
+    "ghost norms": (
+        lambda: Training(nn.Sequential(nn.Linear(20, 2), Centred()), grad_sample_mode="ghost").run(),
+        "sum over the batch",
+    ),
+    "generator put back": (put_back, "set anew between two steps"),
+}
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_what_is_not_established_never_holds(name):
+    run, words = MIXING[name]
+    found = seen_of(run)
+    assert found.finding.outcome == UNSURE, found
+    assert found.finding.true == math.inf
+    assert not found.finding.holds
+    assert words in found.finding.because
+    told = found.to_dict()
+    assert (told["holds"], told["verdict"], told["true"]) == (False, UNSURE, None)
+    assert outcome_of([told], 0) == UNSURE
+    assert EXIT_CODES[UNSURE] == 5
+
+
+class Images(nn.Module):
+    """Layers of the usual models, on images of 4 x 5."""
+
+    def __init__(self):
+        super().__init__()
+        self.convolution, self.norm = nn.Conv2d(1, 4, 3, padding=1), nn.GroupNorm(2, 4)
+        self.dropout, self.head = nn.Dropout(0.2), nn.Linear(4, 2)
+
+    def forward(self, x):
+        x = F.pad(x.view(-1, 1, 4, 5), (0, 1, 0, 0))
+        x = F.max_pool2d(F.relu(self.norm(self.convolution(x))), 2)
+        return self.head(self.dropout(F.adaptive_avg_pool2d(x, 1).flatten(1)))
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.three, self.norm, self.head = nn.Linear(5, 12), nn.LayerNorm(4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        q, k, v = (t.view(len(x), 4, 2, 2).transpose(1, 2) for t in self.three(x.view(-1, 4, 5)).chunk(3, -1))
+        x = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(-1, 4, 4)
+        return self.head(self.norm(x)[:, 0])
+
+
+SINGLE = {
+    "a sum by hand": (None, lambda o, y: F.cross_entropy(o, y, reduction="sum") / len(o)),
+    "a factor of the batch size": (None, lambda o, y: each_loss(o, y).mean() * 10 / 10),
+    "log-probabilities": (None, lambda o, y: -o.log_softmax(1).gather(1, y[:, None]).mean()),
+    "squares and a penalty": (None, lambda o, y: F.mse_loss(o, F.one_hot(y, 2).float()) + 0.1 * o.square().mean()),
+    "images": (Images, F.cross_entropy),
+    "attention": (Attention, F.cross_entropy),
+}
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_losses_of_single_examples_are_known(name):
+    model, criterion = SINGLE[name]
+    found = seen_of(lambda: by_loss(criterion, model and model())).finding
+    assert (found.outcome, found.holds) == (CLAIM, True), found
+
+
+def drawn(stream, count=50, generator=None):
+    stream.drawing(1.0, torch.zeros(count), generator)
+    torch.normal(0.0, 1.0, (count,), generator=generator)
+    stream.drawn(1.0, torch.zeros(count), generator)
+
+
+@pytest.mark.parametrize("between", [0, 1, 623, 624, 5000])
+@pytest.mark.parametrize("own", [False, True])
+def test_noise_goes_on_where_other_noise_ended(own, between):
+    generator = torch.Generator() if own else torch.default_generator
+    stream = NoiseStream()
+    with torch.random.fork_rng(devices=[]):
+        for _ in range(3):
+            drawn(stream, generator=generator if own else None)
+            state = generator.get_state()
+            torch.rand(2 * between, generator=generator)  # of a validation, say, after which the state is put back
+            generator.set_state(state)
+            torch.rand(between, generator=generator)
+        assert not stream.doubt
+
+
+@pytest.mark.parametrize("new_seed", [False, True])
+@pytest.mark.parametrize("before", [0, 7, 1000])
+def test_numbers_of_earlier_noise_are_told(new_seed, before):
+    stream = NoiseStream()
+    with torch.random.fork_rng(devices=[]):
+        state = torch.get_rng_state()
+        torch.rand(3)
+        drawn(stream)
+        if new_seed:
+            torch.seed()
+            stream.restart()
+            drawn(stream)
+            assert not stream.doubt
+        torch.set_rng_state(state)
+        torch.rand(before)
+        drawn(stream)
+    assert ("set anew" in stream.doubt) == (new_seed or before < 50), before
 
 
 def mnist():

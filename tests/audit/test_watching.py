@@ -99,7 +99,7 @@ def true_of(weight):
 
 def test_a_shuffled_training():
     found = seen_of(DataLoader(Data(), 10, shuffle=True))
-    assert found.finding.order == "shuffled anew in each epoch"
+    assert found.finding.order == "shuffled again in each epoch"
     assert (found.seen.steps, found.seen.epochs, found.seen.most, found.seen.together) == (24, 3, 3, 1)
     assert found.finding.true == true_of(3)
     assert found.finding.sampling_probability == 1 / 8
@@ -231,7 +231,7 @@ def test_opacus_without_its_sampling_does_not():
 
 def test_opacus_with_the_loader_that_it_replaced_does_not():
     found = seen_of(DataLoader(Data(), 10, shuffle=True), private=True, use_original=True)
-    assert found.finding.order == "shuffled anew in each epoch"
+    assert found.finding.order == "shuffled again in each epoch"
     assert not found.finding.holds
 
 
@@ -420,7 +420,7 @@ def test_a_script_is_run_as_it_is_and_judged(folder):
     assert found["printed"] == [[1e-4, float(alone.stdout.split()[0])]]
     assert found["claimed"] == found["printed"][0][1] < 4 < found["at_least"]
     assert "a seed that the script sets" in found["because"]
-    assert (found["order"], found["verdict"], found["delta"]) == ("shuffled anew in each epoch", "false", 1e-4)
+    assert (found["order"], found["verdict"], found["delta"]) == ("shuffled again in each epoch", "false", 1e-4)
     assert found["seen"]["most"] == 3
 
 

@@ -80,10 +80,10 @@ def test_a_chunk_size_is_kept(monkeypatch):
 def test_a_full_memory_halves_the_batch(monkeypatch):
     outputs = clipping_engine.Pass.outputs
 
-    def small(self, tensors, direct_bytes=None):
+    def small(self, tensors, *options):
         if len(tensors[0]) > 2:
             raise torch.OutOfMemoryError("full")
-        return outputs(self, tensors, direct_bytes)
+        return outputs(self, tensors, *options)
 
     monkeypatch.setattr(clipping_engine.Pass, "outputs", small)
     module, (x, y) = network(), batch(8)
@@ -200,7 +200,7 @@ def test_models_of_the_other_engine_run_by_it(monkeypatch):
         lambda self, *args, **kwargs: (calls.append(1), forward(self, *args, **kwargs))[1],
     )
 
-    def fail(self, tensors, direct_bytes=None):
+    def fail(self, tensors, *options):
         raise clipping_engine.Unmapped("no")
 
     monkeypatch.setattr(clipping_engine.Pass, "outputs", fail)

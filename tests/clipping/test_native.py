@@ -4,6 +4,7 @@ import os
 from fractions import Fraction
 from math import ldexp
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,6 +13,7 @@ from anyorder.clipping import Automatic, PerGroup, native
 from anyorder.clipping.norms import ConvolutionUse, Geometry, UnitMap, Weights, settle
 from anyorder.clipping.per_example import GhostClipping
 from anyorder.errors import ClippingWarning
+from anyorder.training.trained_tables import _InPlace as InPlace
 from laws.cases import over
 
 pytestmark = pytest.mark.skipif(
@@ -366,3 +368,69 @@ def test_units_of_one_example_each_are_known_by_the_tensor_that_says_so():
     for groups in (alone, torch.tensor([7, 3, 9, 1])):
         assert UnitMap.of(groups, alone.device).classes is None
     assert UnitMap.of(torch.tensor([0, 1, 1, 3]), alone.device).count == 3
+
+
+@pytest.mark.parametrize("none", [-1, 0])
+@pytest.mark.parametrize("size", [1, 3, 50, 5000, 10**6, 2**32])
+def test_rows_are_ranked_as_numpy_ranks_them(size, none, monkeypatch):
+    random = np.random.default_rng(size)
+    for n, each in ((0, 1), (1, 1), (12, 4), (400, 4), (999, 3)):
+        ids = random.integers(0, size, n)
+        found = native.ranked(ids, size, each, none)
+        monkeypatch.setattr(native, "available", lambda: False)
+        expected = native.ranked(ids, size, each, none)
+        monkeypatch.undo()
+        units = [[i for i in unit if i != none] for unit in ids.reshape(-1, each).tolist()]
+        assert found.twice == expected.twice == any(len(set(unit)) < len(unit) for unit in units)
+        assert found.distinct.tolist() == expected.distinct.tolist() == sorted({i for unit in units for i in unit})
+        assert found.place.tolist() == expected.place.tolist()
+        assert [found.distinct[at] for at in found.place if at >= 0] == [i for i in ids if i != none]
+    for ids in ([0, size], [-1, 0]):
+        with pytest.raises(ValueError, match="than the table has"):
+            native.ranked(np.array(ids), size)
+
+
+class Rows(torch.nn.Module):
+    """The mean of 3 rows of a table, and a layer; rows may be read twice, and one example may have no number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = torch.nn.Embedding(20, 4, sparse=True), torch.nn.Linear(4, 2)
+
+    def forward(self, ids, factor):
+        return self.head(self.table(ids).mean(1) * factor)
+
+
+@pytest.mark.parametrize("ids", [[[0, 1, 2], [2, 3, 4], [0, 5, 6]], [[0, 1, 2], [3, 3, 4], [0, 5, 6]]])
+@pytest.mark.parametrize("factor", [1.0, float("nan")])
+def test_a_table_is_summed_with_the_layers_as_by_itself(ids, factor, monkeypatch):
+    """A unit without a norm adds exactly zero; one that reads a row twice sends the batch the other way."""
+    torch.manual_seed(0)
+    model, found = Rows(), []
+    factors = torch.tensor([[1.0], [2.0], [factor]])
+    for there in (True, False):
+        monkeypatch.setattr(native, "available", lambda there=there: there)
+        clipping = GhostClipping(model, tables={"table.weight": InPlace(model.table.weight)})
+        for _ in range(5):  # the model, twice; the program; its tape
+            options = {"groups": torch.arange(3), "clip_norm": 0.1, "scale": 3.0, "receive": found.append}
+            clipping.forward((torch.tensor(ids), factors), {}, **options).square().mean().backward()
+    expected = {name: value.to_dense() for name, value in found[-1].items()}
+    assert all(value.isfinite().all() and value.any() for value in expected.values())
+    for sums in found:
+        assert sums["table.weight"].is_coalesced()
+        assert sums["table.weight"].indices()[0].tolist() == sorted({i for row in ids for i in row})
+        for name, value in sums.items():
+            assert torch.allclose(value.to_dense(), expected[name], rtol=1e-5, atol=1e-9)
+
+
+def test_no_rounding_carries_a_table_over_the_norm():
+    norms = []
+    for seed in range(100):
+        torch.manual_seed(seed)
+        model, found = Rows(), []
+        clipping = GhostClipping(model, tables={"table.weight": InPlace(model.table.weight)})
+        options = {"groups": torch.zeros(1, dtype=torch.long), "clip_norm": 0.7, "scale": 1.0}
+        arguments = (torch.tensor([[1, 5, 7]]), torch.randn(1, 1))
+        (clipping.forward(arguments, {}, receive=found.append, **options).square().mean() * 1e3).backward()
+        norms.append(float(torch.cat([x.to_dense().double().flatten() for x in found[0].values()]).norm()))
+    assert 0.7 * (1 - 1e-6) < min(norms) <= max(norms) <= 0.7

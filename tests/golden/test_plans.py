@@ -24,9 +24,11 @@ def test_plans_are_those_of_another_processor(words):
     code = f"import json; from benchmarks.digests import *; print(json.dumps(under(KERNELS[{words!r}], {CHEAP})))"
     root = Path(__file__).parents[2]
     path = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=root, env=os.environ | {"PYTHONPATH": path}, capture_output=True, check=True
-    )
+    command, env = [sys.executable, "-c", code], os.environ | {"PYTHONPATH": path}
+    done = subprocess.run(command, cwd=root, env=env, capture_output=True, check=False)
+    if b"SIGILL" in done.stderr:  # in the process below it: a library took a kernel that this processor cannot run
+        pytest.skip("the processor lacks instructions of the other")
+    assert done.returncode == 0, done.stderr
     taken, found = json.loads(done.stdout)
     if taken != [words.split(",")[0]]:
         pytest.skip(f"the library took {taken}")

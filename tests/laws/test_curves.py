@@ -34,7 +34,7 @@ CURVES = {
     "draws, then a training": compose(BoundedRange(0.2, 20), Gaussian(0.7)),
     "draws and sums under one coin": Sampled(1.5, 0.1, 20, e0=0.2, draws=5),
     "balls in bins": Amplified(ToeplitzBanded([1.0, 0.5], 12), BallsInBins(3, 4), 1.0, neighbours="add-or-remove"),
-    "truncated": Amplified(Independent(12), TruncatedPoisson(12, 0.1, 5, 30), 1.0, Pld()),
+    "truncated": Amplified(Independent(12), TruncatedPoisson(12, 0.1, 5, 30), 3.0, Pld()),
     "allocation": Amplified(Independent(12), RandomAllocation(3, 4), 1.5, unit="user"),
     "separated": Amplified(ToeplitzBanded([1.0, 0.5], 12), MinSeparationSampling(12, 3, 0.2), 2.0),
 }

@@ -115,6 +115,44 @@ def test_renewed_rows_come_from_their_own_key(name):
             assert np.array_equal(values[at], made)
 
 
+@pytest.mark.parametrize("renewed", [None, 19, 20, 21])
+@pytest.mark.parametrize("name", ["independent", "momentum", "blt", "bands"])
+def test_rows_are_brought_up_at_once_as_by_their_jumps(name, renewed):
+    """Each over the steps that it lacks, those that lack none not at all, once the maps are known; else nothing is."""
+    rng, jumps, stop = np.random.default_rng(1), jumps_of(name), 20
+    rows, last = rng.permutation(150)[:90], rng.integers(0, stop + 1, 150).astype(np.int32)
+    values, arrays = table(rng, jumps.size, 150, 8, "f4", "together")
+    for kernel_name in KERNELS:
+        source = NoiseSource(KEY, kernel=kernel_name)
+        if renewed is not None:
+            source = source.renewed(jumps.first_row(renewed), b"n" * 16)
+        fresh, made, expected, steps = jumps_of(name), values.copy(), values.copy(), last.copy()
+        inside = TableMemory(list(made.transpose(1, 0, 2)), 11)
+        assert not fresh.bring(source, inside, rows, steps, stop)
+        assert made.tobytes() == values.tobytes()
+        lacking = rows[last[rows] < stop]
+        jump = fresh.over(last[lacking], stop)
+        carry(source, jump, TableMemory(list(expected.transpose(1, 0, 2)), 11), lacking)
+        assert fresh.bring(source, inside, rows, steps, stop)
+        assert made.tobytes() == expected.tobytes() != values.tobytes()
+        assert (steps[rows] == stop).all()
+        others = np.setdiff1d(np.arange(150), rows)
+        assert (steps[others] == last[others]).all()
+        with pytest.raises(ArgumentError, match="rows must lie in"):
+            fresh.bring(source, inside, np.array([0, 150]), steps, stop)
+
+
+def test_rows_are_not_brought_up_at_once_over_a_change_of_the_rate():
+    jumps, values = Jumps(Independent(STEPS)), np.zeros((4, 8), np.float32)
+    for t in range(STEPS):
+        jumps.record(t, 0.1 if t < 10 else 0.2, 0.5)
+    source, memory, rows = NoiseSource(KEY), TableMemory([values], 0), np.arange(4)
+    jumps.over(np.arange(10, 20), 20)
+    assert not jumps.bring(source, memory, rows, np.array([9, 10, 11, 12], np.int32), 20)
+    assert not values.any()
+    assert jumps.bring(source, memory, rows, np.array([10, 10, 11, 20], np.int32), 20) == bool(KERNELS)
+
+
 @pytest.mark.parametrize("compiled", [True, False])
 def test_what_does_not_fit_is_refused_and_changes_nothing(compiled, monkeypatch):
     if not compiled:

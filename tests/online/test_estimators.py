@@ -533,7 +533,10 @@ def test_what_is_said_is_planned_and_learned_with():
         made(radius=1.0, constraint=Ball(1.0)).fit(X, Y)
     with pytest.raises(ArgumentError, match="epochs must be None or 1"):
         made(horizon=9, epochs=2).partial_fit(X[:20], Y[:20])
-    assert (LogisticRegression().epsilon, LogisticRegression().delta) == (1.0, 1e-6)
+    plain = LogisticRegression()
+    assert (plain.epsilon, plain.delta) == (1.0, None)
+    for units, delta in ((400, 1e-6), (10**7, 1e-8)):
+        assert plain._said(units, 20, loss, RowBound(4, 0.9, None, 0.0))["delta"] == delta
 
 
 def test_regularization_by_the_bound_cuts_nothing():

@@ -107,7 +107,7 @@ def test_a_refusal_is_at_its_input_and_goes_when_it_is_mended(page, address):
     set_box(page, "batch_size", 200)
     page.locator("#field-batch_size .wrong", has_text="batch_size must be an integer from 1 to 100").wait_for()
     set_box(page, "epsilon", "much")
-    assert "is no number" in page.inner_text("#field-epsilon .wrong")
+    assert "is not a number" in page.inner_text("#field-epsilon .wrong")
     set_box(page, "batch_size", 50)
     answered(page)
     assert page.locator(".field.refused").count() == 0
@@ -213,7 +213,7 @@ def test_who_is_no_expert_is_told_what_the_page_is_for(page, address):
     assert page.locator("#about").get_attribute("open") is not None
     told = page.inner_text("#about")
     assert "nobody can find out much about one person's data" in told
-    assert "No data are needed" in told
+    assert "needs no data and sends none" in told
 
 
 def test_no_epsilon_is_shown_smaller_than_it_is(page, address):

@@ -10,7 +10,8 @@ import pytest
 
 import anyorder as ao
 import processes
-from anyorder.errors import ArgumentError, BudgetError, CertificateError, CheckpointError
+from anyorder.accounting.amplification.methods import MonteCarlo
+from anyorder.errors import ArgumentError, BudgetError, CertificateError, CheckpointError, PlanError
 from anyorder.formats import save_json
 from anyorder.plan.certificate import PUBLIC_RESTART, Certificate, Evidence, _curve_of_start, verify
 from anyorder.plan.isolation import Isolation
@@ -347,3 +348,15 @@ def test_two_ranks(tmp_path):
     told = said("over")
     assert told.startswith(f"(('{key}', 3),)")
     assert (tmp_path / ".run.ckpt.journal.1").exists()
+
+
+def test_a_claim_by_samples_is_not_started_over(tmp_path):
+    """Its starts have no sum: the run would end without a certificate."""
+    made = plan(order="balls-in-bins", mechanism="banded, 2 bands", delta=1e-2)
+    by_samples, path = replace(made, method=MonteCarlo(1000)), tmp_path / "run.ckpt"
+    with ao.Release(by_samples, 3, checkpoint=path) as release:
+        release.step(release.sample(12), np.zeros(3))
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    with pytest.raises(PlanError, match="by samples"):
+        ao.Release(by_samples, 3, checkpoint=path, start_over=True)
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before

@@ -85,7 +85,7 @@ def test_the_page_says_who_is_protected_from_whom(name, pages):
     claim, told = CLAIMS[name], text(pages[name])
     plan = getattr(claim, "plan", claim)
     for phrase in ("Who is protected", "What is compared", "Against whom", "Who knows the order", plan.digest,
-                   "Not against who runs the training", plan.participation.describe(), "anyorder verify"):  # fmt: skip
+                   "Not against the party that runs", plan.participation.describe(), "anyorder verify"):  # fmt: skip
         assert phrase in told
     secret = plan.participation.secret and plan.known_epsilon > plan.epsilon
     assert secret == ("Nobody but the sampler" in told)
@@ -95,6 +95,15 @@ def test_the_page_says_who_is_protected_from_whom(name, pages):
     assert ("Each single example" in told) == (plan.unit == "example")
 
 
+def test_the_page_that_is_signed_names_its_run_and_how_to_find_its_model():
+    claim = CLAIMS["fixed"]
+    told = text(html_report(replace(claim, weights=("ab" * 32,), seal="cd" * 32)))
+    about, decision = told.split("What this report is about", 1)[1], told.index("Decision")
+    assert f"with the noise key {claim.key_fingerprint}" in about.split("What it means for an attacker")[0]
+    assert told.index("run.privacy.json --model FILE") < decision < told.index("Annex: pictures")
+    assert "--model" not in text(html_report(claim))
+
+
 def test_a_realised_number_stands_beside_the_planned_one():
     plan = ao.plan(order=MinSeparation(40, 5, 4), unit="user", batch_size=8, epsilon=2, delta=1e-6,
                    mechanism="tree")  # fmt: skip
@@ -102,9 +111,9 @@ def test_a_realised_number_stands_beside_the_planned_one():
     realised = realised_claim(plan, 2, 10)
     shown = replace(certified(plan), realised=realised)
     told = text(html_report(shown))
-    assert f"epsilon {rounded_up(realised.epsilon)} realised: for how often users really came" in told
-    assert "how often units came and how far apart, which the realised number follows from" in told  # not checked
-    assert "Where that is in doubt, go by the planned one" in told
+    assert f"epsilon {rounded_up(realised.epsilon)} realised: for how often users really appeared" in told
+    assert "how often units appeared and how far apart, from which the realised number follows" in told  # not checked
+    assert "If in doubt, use the planned one" in told
     assert "realised" not in text(html_report(certified(plan)))
     same = replace(certified(plan), realised=realised_claim(plan, 4, 5))
     assert "realised: for how often" not in text(html_report(same))  # it says nothing that the headline does not

@@ -55,7 +55,7 @@ def printed(renderable, width=100):
 def test_the_card_says_what_is_promised():
     text = printed(card(small(clip_norm=2.0)))
     for phrase in (
-        "epsilon <= 4 at delta = 1e-05", "one example (its gradients replaced by zero)", "shuffled anew in each",
+        "epsilon <= 4 at delta = 1e-05", "one example (its gradients replaced by zero)", "shuffled again in each",
         "none claimed", "binary tree, full estimator", "L2 norm 2; sums divided by 10", "(exact)", "mu = ",
     ):  # fmt: skip
         assert phrase in text, phrase
@@ -176,7 +176,7 @@ def test_every_mechanism_has_its_own_line_and_its_key_beside_its_name(name):
     assert rows == [(str(i), p.name, f"{np.sqrt(np.mean(p.std**2)):.4g}") for i, p in enumerate(profiles)]
     sampled = any(profile.name.startswith("DP-SGD") for profile in profiles)
     assert sampled == (name in ("shuffled", "bins"))  # not beside itself, and not where units are replaced
-    assert ("DP-SGD's line holds for secret sampling alone" in unescape(drawn)) == sampled
+    assert ("DP-SGD's line is valid for secret sampling alone" in unescape(drawn)) == sampled
 
 
 def test_a_plan_that_selects_rows_is_beside_no_mechanism_that_does_not():

@@ -154,7 +154,7 @@ def test_what_a_training_measured_in_public_is_shown(folders):
     assert "learning rate 0.1" in told
     assert "Test accuracy by round" in text((folders["federated"] / "report.html").read_text())
     assert "of who took part: at most" in text((folders["federated"] / "report.html").read_text())
-    assert "on 60 rows of a table of nobody in need of protection" in text((folders["fit"] / "report.html").read_text())
+    assert "on 60 rows of a public table" in text((folders["fit"] / "report.html").read_text())
     assert "a secret number of runs, geometric" in text((folders["tune"] / "report.html").read_text())
 
 
@@ -438,7 +438,7 @@ def test_an_audit_of_something_else_does_not_count(change, folder):
     audit_json(folder, **change)
     told = text(report_file.make(folder).text)
     assert "audit.json is in the folder and does not count" in told
-    assert "No audit is kept here" in told
+    assert "There is no audit." in told
 
 
 def test_the_budget_is_named_by_its_id_alone(folder):

@@ -100,7 +100,7 @@ def test_what_an_audit_saw_is_held_against_the_claim_at_its_own_delta():
 
 
 def test_every_digest_stands_beside_its_name(pages):
-    shown = text(pages["fixed"]).split("Digests", 1)[1]
+    shown = text(pages["fixed"]).split("Annex: digests", 1)[1]
     for name, digest, what in (("noise key", "0a" * 16, "a fingerprint that leads to no key"),
                                ("record", "1b" * 32, "who took part when, under a key"),
                                ("receipts", "2c" * 32, "what each unit's own receipt leads to")):  # fmt: skip
@@ -124,19 +124,19 @@ def test_a_plan_whose_units_have_names_has_a_page_without_them():
 
 RESTS = {  # a sentence -> the plans whose promise rests on it
     "was clipped as the card says, and depends on no other": lambda plan: True,
-    "Two reports with one key fingerprint used the same noise twice": lambda plan: True,
+    "If two reports have the same key fingerprint, they used the same noise twice": lambda plan: True,
     "Order, settings and the end of the run were not chosen by looking at the private data": lambda plan: True,
     "one identity is one": lambda plan: True,
     "The draws were fair, were made as the order says": lambda plan: plan.participation.secret,
     "their chance is inside delta": lambda plan: type(plan.method) is MonteCarlo,
     "Users' devices are trusted": lambda plan: bool(plan.on_device),
-    "an attack on the last digits of the noise is not covered": lambda plan: plan.grid is None,
+    "An attack on the last digits of the noise is not covered": lambda plan: plan.grid is None,
 }
 LIMITS = {
-    "Not against who has the checkpoint, which holds the key of the noise, or the evidence": lambda plan: True,
-    "Other runs on the same data add to it": lambda plan: True,
+    "Not against anybody who has the checkpoint, which holds the noise key, or the evidence": lambda plan: True,
+    "Other runs on the same data add to its epsilon": lambda plan: True,
     "that belong together the promise is weaker": lambda plan: True,
-    "Somebody whose data is in several examples is protected less": lambda plan: plan.unit == "example",
+    "A person whose data is in several examples is protected less": lambda plan: plan.unit == "example",
     "replaced by nothing": lambda plan: plan.neighbours == "zero-out",
 }
 
@@ -202,4 +202,4 @@ def test_a_receipt_says_against_whom_its_mu_holds(name):
     assert told["steps"].startswith("50: 0, 1, 2, ")
     assert told["steps"].endswith(" 39, ..")
     secret = "1.2346 against those who know these steps; the plan's claim is against all others"
-    assert told["its own mu"] == (secret if name == "poisson" else f"1.2346 (the plan's: {plan.mu:.5g})")
+    assert told["its own mu"] == (secret if name == "poisson" else f"1.2346 (the plan's: {rounded_up(plan.mu, 5)})")

@@ -83,15 +83,15 @@ def distributed(rank, shuffle, drop_last=True, size=N):
 KNOWN = {
     "sequential": (lambda: DataLoader(DATA, batch_size=4), FixedOrder(18, 3, 6), "sequential"),
     "drop last": (lambda: DataLoader(DATA, batch_size=4, drop_last=True), FixedOrder(15, 3, 5), "sequential"),
-    "shuffle": (lambda: DataLoader(DATA, batch_size=5, shuffle=True), EpochShuffle(3, 5), "shuffled anew"),
+    "shuffle": (lambda: DataLoader(DATA, batch_size=5, shuffle=True), EpochShuffle(3, 5), "shuffled again"),
     "some": (
         lambda: DataLoader(DATA, batch_size=5, sampler=data.RandomSampler(DATA, num_samples=12)),
-        EpochShuffle(3, 3), "shuffled anew",
+        EpochShuffle(3, 3), "shuffled again",
     ),
     "fixed": (lambda: DataLoader(DATA, batch_size=4, sampler=FixedOrderSampler(DATA)), FixedOrder(18, 3, 6), "once"),
     "keyed": (
         lambda: DataLoader(DATA, batch_size=4, sampler=EpochShuffleSampler(DATA, 3)),
-        EpochShuffle(3, 6), "shuffled anew",
+        EpochShuffle(3, 6), "shuffled again",
     ),
     "subset": (
         lambda: DataLoader(DATA, batch_size=2, sampler=data.SubsetRandomSampler([3, 9, 4, 20, 1])),
@@ -103,6 +103,6 @@ KNOWN = {
     ),
     "bulk": (
         lambda: DataLoader(Bulk(), batch_size=None, sampler=data.BatchSampler(data.RandomSampler(Bulk()), 6, True)),
-        EpochShuffle(3, 3), "shuffled anew",
+        EpochShuffle(3, 3), "shuffled again",
     ),
 }  # fmt: skip

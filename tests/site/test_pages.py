@@ -154,6 +154,8 @@ QUESTIONS = {
     "shuffle": "orders/", "learning rate tuning": "tuning/", "budget of a data set": "tuning/",
     "embedding table": "tables/", "logistic regression": "online/", "command line exit codes": "cli/",
     "github action check": "check/", "membership inference attack": "risk/", "user level privacy": "users/",
+    "erase a person": "checkpoints/", "poisson sampling": "orders/",
+    "publish model": "files/", "streaming data": "streams/", "data protection officer report": "certificates/",
 }  # fmt: skip
 """What people type, and the page that answers it."""
 

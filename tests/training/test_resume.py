@@ -89,11 +89,11 @@ def test_what_a_run_found_out_of_its_batches_goes_on(tmp_path, monkeypatch, faul
     """Chunks that a memory full for a moment made smaller, and the engine: other masks, and a refusal, without them."""
     outputs, raised = Pass.outputs, []
 
-    def full_once(self, tensors, direct_bytes=None):
+    def full_once(self, tensors, *options):
         if not raised:
             raised.append(1)
             raise fault
-        return outputs(self, tensors, direct_bytes)
+        return outputs(self, tensors, *options)
 
     run = start(tmp_path / "run.ckpt")
     with monkeypatch.context() as patch:

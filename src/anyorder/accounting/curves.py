@@ -190,7 +190,7 @@ class Composed(TradeOff):
 
     @property
     def unit(self) -> str:
-        """What all parts protect."""
+        """Return the unit that all parts protect."""
         return self.parts[0].unit
 
     def epsilon(self, delta: float) -> float:
@@ -238,7 +238,7 @@ def compose(*parts: Curve | _HasCurve) -> Curve: ...
 @overload
 def compose(*parts: float) -> float: ...
 def compose(*parts: Curve | _HasCurve | float) -> Curve | float:
-    """The curve of several mechanisms on the same units together.
+    """Compose mechanisms on the same units: return their privacy curve together.
 
         Gaussian(mu_1), Gaussian(mu_2), ..   ->  Gaussian(sqrt(mu_1^2 + mu_2^2 + ..))    [Dong, Roth, Su 2022, Cor. 3.3]
         any others                           ->  Composed: privacy loss distributions convolved

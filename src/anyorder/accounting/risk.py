@@ -50,7 +50,7 @@ class _Measured(Protocol):
 
 
 class TradeOff:
-    """What the strongest attacker reaches under a curve; the base of every curve, for what they are all asked.
+    """The success of the strongest attacker under a curve; the base class of every curve.
 
     No number is below the true one: an attacker is taken to be at least as strong as it can be. All apply to attackers
     who know everybody else's data and who see every model on the way.
@@ -88,7 +88,7 @@ class TradeOff:
         return _least(delta, fpr) if group == 1 else _of_group(_lines(delta), fpr, group)
 
     def advantage(self: _Measured, *, group: int = 1) -> float:
-        """How much more often an attacker accuses a unit that took part than one that did not: sup (TPR - FPR).
+        """Return how much more often an attacker accuses a unit that took part than one that did not: sup (TPR - FPR).
 
         It is the total variation distance of the two runs, delta at epsilon 0, and 2 Phi(mu / 2) - 1 of mu-GDP. A fair
         draw of who took part is guessed right with probability (1 + advantage) / 2 at most.
@@ -204,7 +204,7 @@ RATES = (0.001, 0.01, 0.05)
 
 @dataclass(frozen=True)
 class Reach:
-    """What the strongest attacker reaches by a claim, rounded up.
+    """The success of the strongest attacker against a claim, rounded up.
 
     Attributes:
         advantage: TPR - FPR, at most.
@@ -228,12 +228,12 @@ class Reach:
 
 
 def reach(curve: Any) -> Reach:
-    """Of a curve: a `TradeOff`."""
+    """Return the reach of a curve, a `TradeOff`."""
     return Reach(curve.advantage(), tuple(curve.tpr(fpr) for fpr in RATES))
 
 
 def point_reach(epsilon: float, delta: float, known_mu: float | None = None) -> Reach:
-    """Where nothing is known but a pair (epsilon, delta).
+    """Return the reach if nothing is known but a pair (epsilon, delta).
 
         advantage = 1 - 2 (1 - delta) / (e^eps + 1)
 
@@ -280,7 +280,7 @@ class Risk:
                 )
 
     def of(self, curve: TradeOff) -> float:
-        """What attackers reach under this curve: at most `most` where the risk is kept."""
+        """Return what attackers reach under this curve: at most `most` where the risk is kept."""
         found: float = curve.advantage() if self.fpr is None else curve.tpr(self.fpr)  # type: ignore[misc]
         return found
 

@@ -43,7 +43,7 @@ from anyorder.accounting.gaussian import NEIGHBOURS, compose_mus
 from anyorder.checks import final
 from anyorder.errors import ArgumentError, CertificateError, PlanError
 from anyorder.formats import check_names, quoted
-from anyorder.formatting import counted
+from anyorder.formatting import counted, rounded_up
 from anyorder.patterns import Participation, check_order
 from anyorder.roots import crossing
 from anyorder.strategy import Strategy
@@ -92,7 +92,7 @@ class Counts:
         _check_noise(self)
 
     def describe(self) -> str:
-        """In a phrase, for the card."""
+        """Return a phrase for the card."""
         bound = f"a unit's counts to L2 norm {self.count_norm:g}"
         return f"rows of tables with a noisy count of {self.threshold:g} or more ({bound})"
 
@@ -139,7 +139,7 @@ class Top:
         return _over_sigma(self, neighbours)
 
     def describe(self) -> str:
-        """In a phrase, for the card."""
+        """Return a phrase for the card."""
         rows = counted(self.rows, "row")
         return f"the {rows} of tables with the largest noisy scores (a unit adds 0 to {self.score_norm:g})"
 
@@ -163,7 +163,7 @@ class Uniform:
         _set(self, "rows", checks.integer("rows", self.rows, low=1, high=_MAX_ROWS))
 
     def describe(self) -> str:
-        """In a phrase, for the card."""
+        """Return a phrase for the card."""
         return f"{counted(self.rows, 'row')} of tables, drawn uniformly"
 
 
@@ -281,9 +281,8 @@ def card_text(selection: Selection, neighbours: str, noise: float | None) -> str
         case Counts():
             assert noise is not None  # as it is in plans
             chance = f"; a row that nobody touched is chosen with probability {ndtr(-selection.threshold / noise):.3g}"
-            cost = (
-                f"; noise of std {noise:.5g} counts, mu = {_over_sigma(selection, neighbours):.5g} of the whole{chance}"
-            )
+            mu = rounded_up(_over_sigma(selection, neighbours), 5)
+            cost = f"; noise of std {noise:.5g} counts, mu = {mu} of the whole{chance}"
         case Top():
             e0 = selection.e0(neighbours)
             cost = f"; Gumbel noise of scale {noise:.5g}, {selection.rows} draws a step of range {e0:.5g}"

@@ -20,27 +20,27 @@ from anyorder.plan.receipt import Receipt
 
 
 MEANS = {
-    "privacy": "the promise: a smaller epsilon says more, and delta is the chance that is left out of it",
-    "attacks": "what the promise means: of those who took part, the share that the best possible attacker finds",
-    "delta": "the chance that is left out of the promise, and where its size comes from",
-    "beware": "delta is what the promise leaves out: far below one over the number of units it leaves out little",
-    "realised": "the same promise for how often units really came, which may be less than was allowed",
-    "search": "why the epsilon above is no price: who chooses among runs has used the data in all of them",
+    "privacy": "the promise: a smaller epsilon is stronger, and delta is the chance that it does not cover",
+    "attacks": "what the promise means: the share of those who took part that the strongest attacker finds",
+    "delta": "the chance that the promise does not cover, and where its size comes from",
+    "beware": "delta is what the promise leaves out; it should be far below one over the number of units",
+    "realised": "the same promise for how often units really appeared, which may be less than was allowed",
+    "search": "why the epsilon above is not the whole cost: choosing among runs uses the data of all of them",
     "protects": "whose data is hidden as a whole, and what two neighbouring data sets differ in",
-    "order": "in which order data came to the steps of training",
+    "order": "how often, and when, one unit may be used",
     "amplification": "whether the promise also rests on a secret draw of who is in which step",
-    "if known": "what is left of the promise for somebody who learns that draw",
+    "if known": "what is left of the promise if somebody learns that draw",
     "needs": "what the draw asks of the program that trains",
-    "mechanism": "how the noise of different steps belongs together, so that most of it cancels in the model",
-    "clipping": "how far one unit can move a step at most, whatever its data is",
-    "sensitivity": "how far one unit can move all steps together; the noise is measured by it",
-    "its own steps": "how much others learn who know in which steps a unit was; it differs from unit to unit",
-    "selection": "which rows of a table are released is itself chosen with noise, and paid for",
+    "mechanism": "how the noise of different steps is correlated, so that most of it cancels in the model",
+    "clipping": "how much one unit can change a step at most, whatever its data",
+    "sensitivity": "how much one unit can change all steps together; the noise is scaled to it",
+    "its own steps": "how much is learned about a unit whose steps are known; it differs from unit to unit",
+    "selection": "which rows of a table are released is itself chosen with noise, which the epsilon counts",
     "trusts": "what is not done by the program, but trusted to the users' own devices",
-    "arithmetic": "numbers are added so that no digit behind the noise can tell anything",
+    "arithmetic": "numbers are added exactly, so that the last digits of the noise reveal nothing",
     "noise": "the size of the random noise, in units of the clip norm",
     "error": "the noise that is left in the trained model, on average over the steps",
-    "memory": "what the mechanism keeps between steps; it says nothing of privacy",
+    "memory": "what the mechanism keeps between steps; it does not affect privacy",
     "data set": "how an example is kept apart from others where it is read",
     "collation": "how examples are kept apart where they are joined to a batch",
     "model": "how examples are kept apart where the model runs",
@@ -66,11 +66,10 @@ def whom(plan: Plan, *, searched: bool = False) -> list[tuple[str, list[str]]]:
         ("Who is protected", [_unit_words(plan)]),
         ("What is compared", [_neighbour_words(plan)]),
         ("Against whom", [
-            "Against anybody who has the trained model, every model on the way to it, the settings and this page, and "
-            f"who knows the data of everybody else: the promise is that even they cannot tell well what one {unit} "
-            "brought.",
-            "Not against who runs the training: the program sees the data itself. Not against who has the checkpoint, "
-            "which holds the key of the noise, or the evidence, which says who took part when.",
+            "Against anybody who has the trained model, every model along the way, the settings and this page, and who "
+            f"knows the data of everybody else. Even they cannot tell much about what one {unit} contributed.",
+            "Not against the party that runs the training, because the program sees the data. Not against anybody who "
+            "has the checkpoint, which holds the noise key, or the evidence, which says who took part when.",
         ]),
         ("Who knows the order", _order_words(plan, searched)),
     ]  # fmt: skip
@@ -79,8 +78,8 @@ def whom(plan: Plan, *, searched: bool = False) -> list[tuple[str, list[str]]]:
 def _unit_words(plan: Plan) -> str:
     if plan.unit == "example":
         return (
-            "Each single example (a row, an image, a text) of the training data. Somebody whose data is in several "
-            "examples is protected less: each of them counts."
+            "Each single example (a row, an image, a text) of the training data. A person whose data is in several "
+            "examples is protected less."
         )
     return f"Each {plan.unit} as a whole, with all data that belongs to the {plan.unit}, in all steps together."
 
@@ -109,20 +108,18 @@ def _neighbour_words(plan: Plan) -> str:
 
 def _order_words(plan: Plan, searched: bool) -> list[str]:
     if not plan.participation.secret:
-        return [
-            "Everybody may know it, and who was in which step: the promise does not rest on any secret in the order."
-        ]
+        return ["Everybody may know it, and who was in which step. The promise does not rest on a secret order."]
     known = f"epsilon {rounded_up(plan.known_epsilon or 0.0)}"
     if (plan.known_epsilon or 0.0) <= plan.epsilon:
         return [
-            "It was drawn in secret, and the promise would hold as well if everybody knew it: the secret is not "
-            "counted."
+            "It was drawn in secret, but the promise does not rest on that: it is the same if everybody knows the "
+            "order."
         ]
     return [
-        "Nobody but the sampler: who was in which step was drawn in secret, and the promise rests on "
-        "their staying secret.",
+        "Nobody but the sampler. Who was in which step was drawn in secret, and the promise rests on this "
+        "staying secret.",
         f"If the batches became known (from a log, from how long steps took, from who went offline), {known} is "
-        f"what is left, at delta {plan.delta:g}"
+        f"what is left, at delta {rounded_up(plan.delta, 6)}"
         + (" of the chosen run alone; of the promise of the whole search less is left." if searched else "."),
     ]
 
@@ -131,10 +128,10 @@ def assumptions(plan: Plan, certificate: Certificate | None) -> list[str]:
     """What the claim rests on, and no file can show."""
     unit = plan.unit
     rests = [
-        "The noise was added, and drawn from a key that nobody else has. Two reports with one key fingerprint used the "
-        "same noise twice, and neither promise holds.",
+        "The noise was added, and was made from a key that nobody else has. If two reports have the same key "
+        "fingerprint, they used the same noise twice, and neither promise is valid.",
         f"What one {unit} contributes was clipped as the card says, and depends on no other {unit}'s data.",
-        f"The order, and who counts as one {unit}, are what the file says: one identity is one {unit}.",
+        f"The order was what the file says, and one identity is one {unit}.",
         "Order, settings and the end of the run were not chosen by looking at the private data.",
     ]
     if plan.participation.secret:
@@ -145,14 +142,14 @@ def assumptions(plan: Plan, certificate: Certificate | None) -> list[str]:
         rests.append(f"Users' devices are trusted: {trusted_text(plan.on_device)}.")
     if plan.grid is None:
         rests.append(
-            "Numbers with a floating point stand for real numbers: an attack on the last digits of the noise is not "
-            "covered (the exact arithmetic of a 'secure' plan is)."
+            "Floating-point numbers are treated as real numbers. An attack on the last digits of the noise is not "
+            "covered (ao.mechanism(secure=True) covers it)."
         )
     if certificate is not None and certificate.realised is not None:
         rests.append(
-            "For the realised number: who took part was not chosen by what was released"
-            + (", nor was the end of the run, as its owner states. " if certificate.stated else ". ")
-            + "Where that is in doubt, go by the planned one."
+            "For the realised number: released results did not decide who took part"
+            + (", nor when the run ended, as its owner states. " if certificate.stated else ". ")
+            + "If in doubt, use the planned one."
         )
     return rests + [f"The owner states, {told}." for told in _promises(certificate)]
 
@@ -166,13 +163,13 @@ def limits(plan: Plan) -> list[str]:
     """What the claim does not say."""
     unit = plan.unit
     return [
-        "It does not say that the model reveals nothing of the data as a whole: what is true of many is learnt, and is "
-        "meant to be.",
-        f"It is about one {unit}. For a group of {unit}s that belong together the promise is weaker, the more so the "
-        "larger the group.",
-        "It is about this run. Other runs on the same data add to it: keep one budget for a data set.",
-        "It is about confidentiality alone: it says nothing of fairness, of the right to use the data, or of how good "
-        "the model is.",
+        "It does not say that the model reveals nothing of the data as a whole. The model learns what is true of many, "
+        "as it should.",
+        f"It is about one {unit}. For several {unit}s that belong together the promise is weaker, and weaker the more "
+        "there are.",
+        "It is about this run. Other runs on the same data add to its epsilon: keep one budget for each data set.",
+        "It is about confidentiality alone. It says nothing about fairness, the right to use the data, or the quality "
+        "of the model.",
     ]
 
 
@@ -207,7 +204,7 @@ def verdict(found: Verification, fresh: bool = False) -> tuple[list[str], list[s
     if found.certificate is not None and found.certificate.realised is not None:
         checked += ["the realised mu and epsilon, recomputed from how often units appeared and how far apart"]
         unseen += [
-            "that neither who took part nor the end of the run was chosen by what was released: see the realised"
+            "that participation and stopping did not depend on released results: the realised epsilon needs this"
         ]
     if found.certificate is not None and found.certificate.earlier:
         checked += ["epsilon with what was released before the run was started over, recomputed"]
@@ -230,7 +227,7 @@ def verdict(found: Verification, fresh: bool = False) -> tuple[list[str], list[s
             "that the evidence is the one that the certificate was made of",
         ]
         if found.certificate is not None and found.certificate.realised is not None:
-            checked += ["that no unit came more often or nearer than the realised participation says"]
+            checked += ["that no unit appeared more often, or closer together, than the realised participation says"]
     elif found.certificate is not None and named:
         realised = found.certificate.realised
         if realised is not None and realised.says_nobody(found.certificate.steps):
@@ -246,11 +243,11 @@ def verdict(found: Verification, fresh: bool = False) -> tuple[list[str], list[s
 def receipt_facts(own: Receipt, plan: Plan) -> list[tuple[str, str]]:
     """(name, text) rows of a unit's own receipt, for `facts_panel`."""
     shown = ", ".join(map(str, own.steps[:_SHOWN])) + (", .." if len(own.steps) > _SHOWN else "")
-    mu = f"{own.mu:.5g}"
+    mu = f"{rounded_up(own.mu, 5)}"
     if plan.participation.secret:
         mu += " against those who know these steps; the plan's claim is against all others"
     elif plan.mu is not None:
-        mu += f" (the plan's: {plan.mu:.5g})"
+        mu += f" (the plan's: {rounded_up(plan.mu, 5)})"
     return [("unit", quoted(own.unit)), ("steps", f"{len(own.steps)}: {shown}"), ("its own mu", mu)]
 
 

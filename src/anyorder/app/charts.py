@@ -105,9 +105,10 @@ h3 { font-size: 1rem; margin: 0 0 .3rem; } p { margin: .5rem 0; } .soft { color:
 .good { color: var(--good); background: var(--good-paper); } .bad { color: var(--bad); background: var(--bad-paper); }
 .mid { color: var(--mid); background: var(--mid-paper); } .note { background: var(--panel); }
 .banner p { margin: .15rem 0; } .banner strong { font-size: 1.2rem; } .note strong { font-size: 1rem; }
-.banner th { width: 7rem; } td.mark { font-weight: 650; text-align: right; }
-.fill { min-height: 1.5rem; border-bottom: 1px solid var(--soft); } .nist td:nth-child(3) { width: 50%; }
-.sign .fill { min-height: 1.9rem; } .sign dl { grid-template-columns: 6rem 1fr; }
+.banner th { width: 7rem; } td.mark { font-weight: 650; text-align: right; white-space: nowrap; }
+.fill { min-height: 1.5rem; border-bottom: 1px solid var(--soft); } .nist td:nth-child(2) { width: 55%; }
+.nist th[colspan] { padding-top: .8rem; }
+.sign .fill { min-height: 1.9rem; } .sign dl { grid-template-columns: 7rem 1fr; } .sign dt { overflow-wrap: normal; }
 .headline { background: var(--panel); border: 1px solid var(--rule); border-radius: .5rem; padding: 1rem 1.2rem; }
 .headline .number { font-size: 1.9rem; font-weight: 650; line-height: 1.25; letter-spacing: -.01em; }
 .cells { display: grid; grid-template-columns: repeat(auto-fit, minmax(13rem, 1fr)); gap: .8rem; margin-top: .9rem; }
@@ -135,6 +136,7 @@ pre, code { font: .85rem/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, mono
 pre { background: var(--panel); border: 1px solid var(--rule); border-radius: .4rem; padding: .6rem .8rem;
   white-space: pre-wrap; }
 @media (max-width: 40rem) { dl { grid-template-columns: 1fr; } dd { border-top: 0; padding-top: 0; }
+  .banner th { width: 4rem; }
   .headline .number { font-size: 1.5rem; } }
 @page { size: A4; margin: 16mm 15mm; }
 @media print { :root { --paper: #fff; --ink: #000; --soft: #444; --rule: #bbb; --panel: #fff; --good: #17693f;
@@ -471,7 +473,7 @@ _SMALLEST, _LARGEST = -10, -1  # powers of ten: deltas that are drawn
 
 def noise_figure(plan: Plan) -> Html:
     """The noise of each step's prefix sum, beside other mechanisms at the same budget."""
-    title = tag("h3", "Noise of every step, beside other mechanisms")
+    title = tag("h3", "Noise of every step, compared with other mechanisms")
     if not draws_noise(plan):
         return tag(
             "figure", title, tag("figcaption", f"Not drawn: it takes long for {counted(plan.n, 'step')} of this kind.")
@@ -486,7 +488,7 @@ def noise_figure(plan: Plan) -> Html:
         "all lines keep the same promise"
     )
     sampled = any("Poisson" in profile.name for profile in profiles)
-    caption += ". DP-SGD's line holds for secret sampling alone; its noise is found within a percent." * sampled
+    caption += ". DP-SGD's line is valid for secret sampling alone, and its noise is found within a percent." * sampled
     caption += "." * (not sampled)
     if not plan.workload.is_prefix_sum:
         caption += " This run is fitted to its own optimizer, whose iterates the card's error is of, not to bare sums."
@@ -577,7 +579,8 @@ def curve_figure(plan: Plan) -> Html:
         lines.insert(0, Line(at, epsilons, 1 if type(curve) is Amplified else 0))
     caption = (
         "One run keeps a smaller epsilon where a larger delta may be left out of it, and the other way round. The "
-        f"point is what the certificate states: epsilon {rounded_up(plan.epsilon)} at delta {plan.delta:g}.{more}"
+        f"point is what the certificate states: epsilon {rounded_up(plan.epsilon)} at delta "
+        f"{rounded_up(plan.delta, 6)}.{more}"
     )
     described = f"Epsilon by delta, {name}; " + ", ".join(
         f"{rounded_up(epsilon, 3)} at {delta:.0e}" for delta, epsilon in drawn[::3]
@@ -827,7 +830,7 @@ class AuditSummary:
 
     @property
     def above(self) -> tuple[Method, ...]:
-        """Methods whose bound lies above the claim, of those that hold for what is known of these scores."""
+        """Methods whose bound lies above the claim, of those that are valid for these scores."""
         audited = self.audited
         holds: dict[Method, bool] = {
             "one_run": True,
@@ -921,8 +924,8 @@ def audit_panel(summary: AuditSummary, plan: Plan | None = None) -> Any:
 
 def _rows(summary: AuditSummary, plan: Plan | None) -> list[tuple[str, str]]:
     audited, percent = summary.audited, f"{100 * summary.confidence:.6g} %"
-    mu = "" if audited.curve.mu is None else f"; mu = {audited.curve.mu:.4g}"
-    rows = [("claimed", f"epsilon <= {rounded_up(audited.epsilon)} at delta = {audited.delta:g}{mu}")]
+    mu = "" if audited.curve.mu is None else f"; mu = {rounded_up(audited.curve.mu)}"
+    rows = [("claimed", f"epsilon <= {rounded_up(audited.epsilon)} at delta = {rounded_up(audited.delta, 6)}{mu}")]
     if plan is not None:
         rows += [("order", plan.participation.describe()), ("mechanism", plan.strategy.describe())]
     count, included = len(audited.included), int(audited.included.sum())
@@ -934,7 +937,9 @@ def _rows(summary: AuditSummary, plan: Plan | None) -> list[tuple[str, str]]:
     if audited.mus is not None:
         rows.append(("mu of their steps", f"{_span(audited.mus)}, by the claim"))
     if summary.mu_seen is not None:
-        rows.append(("mu seen", f"{summary.mu_seen[0]:.4g} to {summary.mu_seen[1]:.4g} (interval, {percent})"))
+        rows.append(
+            ("mu seen", f"{rounded_down(summary.mu_seen[0])} to {rounded_up(summary.mu_seen[1])} (interval, {percent})")
+        )
     rows.append(("each bound holds", f"in {percent} of all runs, where what it rests on does"))
     label = "epsilon at least"
     for method, bound in summary.bounds.items():
@@ -957,7 +962,7 @@ def _known_rows(known: AuditSummary, percent: str) -> list[tuple[str, str]]:
     canaries = counted(len(audited.included), "canary")
     rows = [("if known", f"epsilon <= {rounded_up(audited.epsilon)}; {canaries}, their steps known")]
     if known.mu_seen is not None and audited.mus is not None:
-        seen = f"{known.mu_seen[0]:.4g} to {known.mu_seen[1]:.4g} ({percent})"
+        seen = f"{rounded_down(known.mu_seen[0])} to {rounded_up(known.mu_seen[1])} ({percent})"
         rows.append(("", f"mu seen {seen}, of their steps {_span(audited.mus)}"))
     told = ", ".join(f"{rounded_down(bound)} {method}" for method, bound in known.bounds.items())
     return [*rows, ("", f"epsilon at least {told}")]
@@ -975,7 +980,7 @@ def _verdict(summary: AuditSummary) -> str:
 
 
 def plot_audit(audited: Audited, path: str | Path, title: str | None = None) -> None:
-    """Draw the scores of canaries that were in and out, beside the two laws that the claim allows, as a PNG.
+    """Draw the scores of canaries that were in and out, with the two laws that the claim allows, as a PNG.
 
         out: N(0, 1)        in: N(mu, 1), the mean over the canaries' own mu
 
@@ -1010,7 +1015,7 @@ def plot_audit(audited: Audited, path: str | Path, title: str | None = None) -> 
 
 
 def _title(audited: Audited) -> str:
-    claim = f"epsilon {rounded_up(audited.epsilon, 3)} at delta {audited.delta:g}"
+    claim = f"epsilon {rounded_up(audited.epsilon, 3)} at delta {rounded_up(audited.delta, 6)}"
     return f"scores of {len(audited.scores)} canaries beside the claim of {claim}"
 
 

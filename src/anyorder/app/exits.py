@@ -15,6 +15,7 @@ class ExitCode(IntEnum):
     USAGE = 2
     NOT_PRIVATE = 3
     WHAT_IF = 4
+    NOT_ESTABLISHED = 5
     STOPPED = 130
 
 
@@ -25,6 +26,8 @@ MEANINGS = {
     ExitCode.USAGE: "Nothing was done. The command was wrong, a package is missing, or an audit did not take place.",
     ExitCode.NOT_PRIVATE: "`check` alone: no private training was seen, so epsilon is infinite.",
     ExitCode.WHAT_IF: "`check` alone: no epsilon is claimed. The result says what the order of the data would give.",
+    ExitCode.NOT_ESTABLISHED: "`check` alone: an epsilon is claimed. Whether each example was clipped alone, and each "
+    "step had noise of its own, could not be established.",
     ExitCode.STOPPED: "Ctrl-C stopped it before there was anything to go on with.",
 }
 """What each code says to a script that calls the command."""

@@ -560,7 +560,7 @@ def _write(server: Server, result: FederatedResult) -> None:
     server.evidence().save(path / folder.EVIDENCE)
     shown = server.evidence().naming(server.certificate(), digests(state))
     shown.save(path / folder.CERTIFICATE)
-    promise = f"epsilon {rounded_up(plan.epsilon, 3)} for one user, delta {plan.delta:g}"
+    promise = f"epsilon {rounded_up(plan.epsilon, 3)} for one user, delta {rounded_up(plan.delta, 6)}"
     rounds, right = zip(*result.accuracy, strict=True)
     title = f"{result.settings.dataset}, {promise}"
     plot_accuracy(right, path / folder.ACCURACY_PLOT, title, at=rounds, label="round")

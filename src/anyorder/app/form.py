@@ -52,9 +52,9 @@ _WORDS = {
     "green": "STRONG PROMISE (green)", "amber": "MODERATE PROMISE (amber)", "red": "WEAK PROMISE (red)",
 }  # fmt: skip
 _MEANS = {
-    "green": "Even the strongest attacker finds few, and delta is small for this many.",
-    "amber": "Sign only if you accept what the lines below say.",
-    "red": "Do not rely on this promise alone: what it allows is close to no protection.",
+    "green": "Even the strongest attacker finds few people, and delta is small for this number of them.",
+    "amber": "Sign only if you accept what the lines below allow.",
+    "red": "Do not rely on this promise alone. It allows almost everything.",
 }
 _CLASSES = {"green": "good", "amber": "mid", "red": "bad"}
 FOUND = (0.1, 0.5)
@@ -91,22 +91,25 @@ def strength_of(claim: Plan | Certificate, units: int | None) -> Strength:
             found = f"{percent(gaussian_tpr(plan.known_mu, 0.01))} of 100 would be found if the batches became known"
             marks.append(("amber", "Secret draws", f"The promise rests on them: {found}."))
     if plan.candidate_of is not None:
-        marks.append(("red", "Search", "This run was chosen among others, and its number is not the price of that."))
+        marks.append(("red", "Search", "This run was chosen from several, and its number does not count the others."))
     return Strength(tuple(marks))
 
 
 def strength(reach: Reach, delta: float, units: int | None, unit: str) -> Strength:
     """By how many an attacker finds, and how many delta leaves out."""
-    attack = f"{percent(reach.found)} of 100 {unit}s are found at most, by an attacker who accuses 1 of 100 wrongly."
+    attack = (
+        f"The strongest attacker finds at most {percent(reach.found)} of 100 {unit}s, if it accuses 1 of 100 wrongly."
+    )
     return Strength(((_level(reach.found, FOUND), "Attack", attack), _mark_of_delta(delta, units, unit)))
 
 
 def _mark_of_delta(delta: float, units: int | None, unit: str) -> tuple[Level, str, str]:
     if units is None:
-        told = f"Whether {delta:g} is small enough cannot be seen: the number of {unit}s is not known to this page."
+        told = f"Whether {rounded_up(delta, 6)} is small enough is not known: "
+        told += f"the file does not say how many {unit}s there are."
         return "amber", "Delta", told
     left = delta * units
-    told = f"{delta:g} times {counted(units, unit)} is {rounded_up(left, 3)}"
+    told = f"{rounded_up(delta, 6)} times {counted(units, unit)} is {rounded_up(left, 3)}"
     if left >= LEFT_OUT[1] * (1 - 1e-9):
         return "red", "Delta", f"{told}: a program that publishes one {unit}, drawn by lot, keeps this promise."
     return _level(left, LEFT_OUT), "Delta", f"{told}."
@@ -133,7 +136,7 @@ def strength_box(found: Strength, ran: bool) -> Html:
     ]
     ends = (
         f"Attack: green up to {percent(FOUND[0])} of 100, red above {percent(FOUND[1])}. Delta times the number of "
-        f"units: green up to {LEFT_OUT[0]:g}, red from {LEFT_OUT[1]:g}. The worst mark counts."
+        f"units: green up to {LEFT_OUT[0]:g}, red from {LEFT_OUT[1]:g}. The worse mark counts."
     )
     return tag(
         "div", tag("p", tag("strong", f"How strong: {_WORDS[found.level]}")),
@@ -168,7 +171,7 @@ def particulars(unit: str, plan: Plan | None, steps: str, of: str, form: Form) -
         ("Prepared by, on", form.prepared), ("Trained, from and to", ""), ("What was done", steps),
         ("Versions", f"anyorder {__version__} made this page; the file has the format {of}"),
     ]  # fmt: skip
-    told = "Owner, purpose and data set are what the owner states. No file shows them. Fill in empty lines by hand."
+    told = "The owner states data set, purpose and owner. No file shows them. Fill in empty lines by hand."
     return join(
         tag("h2", "What this report is about"),
         tag("dl", *(join(tag("dt", name), tag("dd", answer(text))) for name, text in rows)),
@@ -193,8 +196,8 @@ def signatures() -> Html:
         for choice in ("The model may be released.", "It may be released on these conditions:", "It is not released.")
     ]
     told = (
-        "The owner signs that what the promise rests on is so, and that the questions left to the owner are answered, "
-        "above or in a paper that is named there."
+        "By signing, the owner states that everything under 'What the promise rests on' is true, and that the "
+        "questions left to the owner are answered above, or in a document that is named there."
     )
     return tag(
         "section", tag("h2", "Decision"), *choices, answer(""), answer(""), tag("p", told),
@@ -226,7 +229,7 @@ def questions(claim: Plan | Certificate, units: int | None, utility: str, audit:
     return [
         ("Privacy parameters", "Which definition holds?", f"(epsilon, delta)-DP{exactly}."),
         ("Privacy parameters", "What are epsilon and delta?",
-         f"Epsilon {rounded_up(claim.epsilon)} at delta {plan.delta:g}."),
+         f"Epsilon {rounded_up(claim.epsilon)} at delta {rounded_up(plan.delta, 6)}."),
         ("Privacy parameters", "What does that mean in practice?", small.marks[0][2]),
         ("Privacy parameters", "Is delta small for this many units?", small.marks[1][2] if units is not None else ""),
         ("Unit of privacy", "Whose data counts as one?", f"One {plan.unit}. See: who is protected."),
@@ -239,7 +242,7 @@ def questions(claim: Plan | Certificate, units: int | None, utility: str, audit:
          f"Clipped to L2 norm {plan.clip_norm:g} in a step; {plan.participation.describe()}."),
         ("Algorithms and correctness", "Which mechanism adds the noise?", f"Gaussian: {plan.strategy.describe()}."),
         ("Algorithms and correctness", "Do several releases compose?",
-         f"All {counted(plan.n, 'step')} of the run are counted together, and every model on the way."),
+         f"Yes: all {counted(plan.n, 'step')} of the run are counted together, with every model along the way."),
         ("Algorithms and correctness", "What else is released from the same data?", budget),
         ("Algorithms and correctness", "Was the choice of settings counted?", chosen),
         ("Algorithms and correctness", "Was the program tested or audited?", audit),
@@ -247,11 +250,11 @@ def questions(claim: Plan | Certificate, units: int | None, utility: str, audit:
         ("Bias", "For which groups are they worse?", ""),
         ("Access control", "Who can reach the data, the noise key and the record of who took part?", ""),
         ("Trust models", "Who must be trusted with the data?",
-         f"Central model: whoever runs the training sees the data{devices}."),
+         f"Central model: the party that runs the training sees the data{devices}."),
         ("Side channels", "Can rounding of numbers leak?", "No: noise and sums are exact integers." if exact else
-         "Not covered: the noise is in floating point, and taken for real numbers."),
+         "Not covered: the proof treats floating-point noise as real numbers."),
         ("Side channels", "Can timing, logs or memory leak?",
-         "Epsilon does not cover it. Who can watch the training is for the owner to say:"),
+         "Epsilon does not cover this. Who can watch the training, the owner says:"),
         ("Data collection exposure", "How are the data collected, kept and deleted?", ""),
     ]  # fmt: skip
 
@@ -265,19 +268,20 @@ _RELATIONS = {
 
 def nist_table(asked: Sequence[Question]) -> Html:
     """The questions, each with its answer or a line to fill in."""
-    head = tag("tr", tag("th", "subject"), tag("th", "question"), tag("th", "answer"))
-    rows = [
-        tag("tr", tag("td", subject), tag("td", question), tag("td", _told(text))) for subject, question, text in asked
-    ]
+    rows: list[Html] = []
+    for i, (subject, question, text) in enumerate(asked):
+        if i == 0 or asked[i - 1][0] != subject:
+            rows.append(tag("tr", tag("th", subject, colspan=2, scope="rowgroup")))
+        rows.append(tag("tr", tag("td", question), tag("td", _told(text))))
     left = sum(not text or text.endswith(":") for _, _, text in asked)
     told = (
-        "NIST Special Publication 800-226, Guidelines for Evaluating Differential Privacy Guarantees (2025), asks to "
-        f"look at these subjects. The questions are in our words. {left} of {len(asked)} are left to the "
-        "owner, wholly or in part."
+        "NIST Special Publication 800-226, Guidelines for Evaluating Differential Privacy Guarantees (2025), names "
+        f"these subjects. The questions are in our words. The owner must answer {left} of {len(asked)}, wholly or in "
+        "part."
     )
     return join(
         tag("h2", "What NIST SP 800-226 asks for"), tag("p", told),
-        tag("table", tag("thead", head), tag("tbody", *rows), class_="nist"),
+        tag("table", *rows, class_="nist"),
     )  # fmt: skip
 
 

@@ -761,7 +761,7 @@ class _Session:
         folder.replace(self.path / folder.MODEL, lambda beside: torch.save(state, beside))
         self.engine.evidence().save(self.path / folder.EVIDENCE)
         self.engine.certificate().save(self.path / folder.CERTIFICATE)
-        promise = f"epsilon {rounded_up(self.engine.epsilon(), 3)}, delta {plan.delta:g}"
+        promise = f"epsilon {rounded_up(self.engine.epsilon(), 3)}, delta {rounded_up(plan.delta, 6)}"
         plot_accuracy(self.accuracy, self.path / folder.ACCURACY_PLOT, f"{settings.dataset}, {promise}")
         title = f"{settings.dataset}: noise over {counted(plan.n, 'step')}, {promise}"
         plot_noise(noise_lines(plan), self.path / folder.NOISE_PLOT, title)

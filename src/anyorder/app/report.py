@@ -158,7 +158,7 @@ def html_refusal(problem: str, shown: Shown | None = None, *, unread: bool = Fal
         head, what = "NOT VERIFIED. Do not rely on this file.", "What did not hold"
         told = "What it claims did not pass its checks, so no promise is shown here."
         todo = [
-            "Ask whoever gave you the file for the one that the run wrote: a file that was damaged or edited fails.",
+            "Ask for the file that the run wrote: a file that was damaged or edited fails.",
             "If an audit refuted the claim, the noise was not what the plan says: do not publish the model.",
         ]
     box = tag("div", tag("p", tag("strong", head)), tag("p", told), class_="banner bad", role="alert")
@@ -176,13 +176,15 @@ def _run_page(claim: Plan | Certificate, shown: Shown) -> str:
     certificate = claim if isinstance(claim, Certificate) else None
     checked, unseen = verdict(Verification(plan, certificate))
     if certificate is not None and certificate.realised is not None:
-        unseen.append("how often units came and how far apart, which the realised number follows from")
+        unseen.append("how often units appeared and how far apart, from which the realised number follows")
     title = shown.title or ("A training run" if certificate is not None else "A plan, which has not run")
     drawn = [noise_figure(plan), curve_figure(plan), order_figure(plan)]
     if shown.accuracy:
         drawn.insert(0, accuracy_figure(shown.accuracy, shown.label))
     units = counted_units(plan, shown.form)
-    done = "A plan. Nothing was trained." if certificate is None else f"{certificate.steps} of {plan.n} steps taken"
+    done = "A plan. Nothing was trained."
+    if certificate is not None:  # a paper that is signed names its run
+        done = f"{certificate.steps} of {plan.n} steps taken, with the noise key {certificate.key_fingerprint}"
     of = PLAN_FORMAT if certificate is None else RUN_FORMAT
     return document(
         f"Privacy report: {title}",
@@ -192,15 +194,15 @@ def _run_page(claim: Plan | Certificate, shown: Shown) -> str:
         particulars(plan.unit, plan, done, of, shown.form),
         _attacks(claim.reach, claim, plan.unit),
         tag("h2", "Who is protected, and from whom"), _list(whom(plan)),
-        tag("h2", "Pictures"), figures(*drawn),
-        tag("h2", "The privacy card"), _card(claim.facts() if certificate is not None else plan.facts()),
-        _training(shown),
         tag("h2", "What the promise rests on"), tag("ul", *map(_item, assumptions(plan, certificate))),
         tag("h2", "What it does not say"), tag("ul", *map(_item, limits(plan))),
         tag("h2", "Audit"), _audit(shown.audit, plan.epsilon, plan.curve),
         tag("h2", "Budget and search"), _budget(shown),
         nist_table(questions(claim, units, _utility(shown), _audited(shown), _others(shown))),
-        *_verifying(checked, unseen, large=is_large(plan.to_dict())), _digests(plan, certificate), signatures(),
+        *_verifying(checked, unseen, large=is_large(plan.to_dict())), _model(certificate), signatures(),
+        tag("h2", "Annex: pictures"), figures(*drawn),
+        tag("h2", "Annex: the privacy card"), _card(claim.facts() if certificate is not None else plan.facts()),
+        _training(shown), _digests(plan, certificate),
     )  # fmt: skip
 
 
@@ -225,8 +227,8 @@ def _passed(certificate: Certificate | SearchCertificate | None) -> Html:
     what = "plan" if certificate is None else "certificate"
     told = f"Checked: every number of the {what} was recomputed from what it fixes, and agrees. "
     rest = (
-        "This says nothing of how strong the promise is. That the program really did what the file says, no file can "
-        "show: see what the promise rests on."
+        "This does not say how strong the promise is. No file can show that the program really did what it says: "
+        "see what the promise rests on."
     )
     return tag("div", tag("p", tag("strong", "The file is consistent. "), told, rest), class_="banner note")
 
@@ -259,8 +261,8 @@ def _headline(plan: Plan, certificate: Certificate | None) -> Html:
     number = _promise(claim.epsilon, plan.delta)
     cells = [
         _cell(f"{percent(_right(claim.reach))} %", _right_text(plan.unit, plan.neighbours)),
-        _cell(f"{percent(claim.reach.found)} of 100", f"{plan.unit}s that are found out at most, by somebody who "
-              "accuses one of 100 others wrongly"),
+        _cell(f"{percent(claim.reach.found)} of 100", f"{plan.unit}s, at most, are found by the strongest "
+              "attacker, if it wrongly accuses 1 of 100 others"),
     ]  # fmt: skip
     if plan.known_epsilon is not None and plan.known_epsilon > plan.epsilon:
         cells.append(
@@ -269,19 +271,19 @@ def _headline(plan: Plan, certificate: Certificate | None) -> Html:
     realised = None if certificate is None or _of_nobody(certificate) else certificate.realised
     if realised is not None and rounded_up(realised.epsilon) != rounded_up(plan.epsilon):
         cells.append(
-            _cell(f"epsilon {rounded_up(realised.epsilon)}", f"realised: for how often {plan.unit}s really came, as "
-                  "the file says and nothing here checks; it rests on more than the planned number does")
+            _cell(f"epsilon {rounded_up(realised.epsilon)}", f"realised: for how often {plan.unit}s really appeared, "
+                  "as the file says. Nothing here checks that, so it rests on more than the planned number")
         )  # fmt: skip
-    told = f"The promise, for one {plan.unit}: all that came out of this run tells others at most so much about it."
+    told = f"The promise for one {plan.unit}: everything that this run released reveals at most this much about it."
     if certificate is None:
         told = f"What a run of this plan would promise to one {plan.unit}."
     if plan.candidate_of is not None:
         told = f"Of this run by itself, for one {plan.unit}, had no other been looked at. What was spent is above this."
     return tag(
         "section", tag("div", number, class_="number"), tag("p", told),
-        tag("p", "Epsilon limits how much more likely any conclusion about it can become: 0 is nothing, up to about 1 "
-            "is strong, 8 is common in practice, and far above 10 little is promised by the number alone. Delta, here "
-            f"1 in {1 / plan.delta:,.0f}, is the small chance that this limit is left out of.", class_="small soft"),
+        tag("p", "Epsilon limits how much more likely any conclusion about it can become. 0 reveals nothing, up to "
+            "about 1 is strong, 8 is common in practice, and far above 10 the number alone promises little. Delta, "
+            f"here 1 in {1 / plan.delta:,.0f}, is the small chance that this limit leaves out.", class_="small soft"),
         tag("div", *cells, class_="cells"), class_="headline",
     )  # fmt: skip
 
@@ -291,15 +293,15 @@ def _training(shown: Shown) -> Html:
     if not rows:
         return Html()
     note = tag("p", "From the run's own metrics file, which the certificate does not cover.", class_="small soft")
-    return join(tag("h2", "The training"), note, _list([(name, [text]) for name, text in rows]))
+    return join(tag("h2", "Annex: the training"), note, _list([(name, [text]) for name, text in rows]))
 
 
 def _audit(found: Attacked | None, claimed: float, curve: Curve) -> Html:
     if found is None:
         return tag(
-            "p", "No audit is kept here. An audit attacks a run of the same plan with planted gradients, and sees "
-            "whether the claim can be refuted: ", tag("code", "anyorder audit run FOLDER --out AUDIT"),
-            ", then copy its ", tag("code", "audit.json"), " into the folder of the run and make the report again.",
+            "p", "There is no audit. An audit attacks a run of the same plan with planted gradients, and tests "
+            "whether the claim can be refuted. Run ", tag("code", "anyorder audit run FOLDER --out AUDIT"),
+            ", copy its ", tag("code", "audit.json"), " into the folder of the run, and make the report again.",
         )  # fmt: skip
     told = "the attack saw nothing that the claim excludes. That is no proof of the claim."
     own = claimed if found.claimed is None else found.claimed
@@ -327,8 +329,8 @@ def _audit(found: Attacked | None, claimed: float, curve: Curve) -> Html:
 def _budget(shown: Shown) -> Html:
     if shown.budget is None:
         return tag(
-            "p", "No budget is named in the folder. Other runs on the same data, a search for settings among them, add "
-            "to what is promised here: keep one budget for a data set (", tag("code", "anyorder budget"), ").",
+            "p", "The folder names no budget. Other runs on the same data, a search for settings included, add to this "
+            "epsilon. Keep one budget for each data set (", tag("code", "anyorder budget"), ").",
         )  # fmt: skip
     return tag(
         "p", "The run was entered in a budget of its data set before its first step, as the folder says. Budget id: ",
@@ -346,7 +348,7 @@ def _digests(plan: Plan, certificate: Certificate | None) -> Html:
             ("receipts", [certificate.receipt_root, "what each unit's own receipt leads to"]),
         ]  # fmt: skip
     listed = [(name, [tag("code", digest), tag("span", told, class_="small soft")]) for name, (digest, told) in rows]
-    return join(tag("h2", "Digests"), _list(listed))
+    return join(tag("h2", "Annex: digests"), _list(listed))
 
 
 # -- a search ---------------------------------------------------------------------------------------------------------
@@ -394,7 +396,8 @@ def _of_search(asked: list[Question], found: SearchCertificate) -> list[Question
     reached = strength(point_reach(found.epsilon, found.claim.delta), found.claim.delta, None, found.claim.unit)
     own = {
         "Which definition holds?": "(epsilon, delta)-DP, of the whole search.",
-        "What are epsilon and delta?": f"Epsilon {rounded_up(found.epsilon)} at delta {found.claim.delta:g}.",
+        "What are epsilon and delta?": f"Epsilon {rounded_up(found.epsilon)} at delta "
+        f"{rounded_up(found.claim.delta, 6)}.",
         "What does that mean in practice?": reached.marks[0][2],
         "Was the choice of settings counted?": "Yes: the numbers are of the whole search.",
     }
@@ -423,13 +426,20 @@ def _command(name: str = "run.privacy.json", large: bool = False) -> Html:
         "you trust where the file comes from."
     )
     return join(
-        tag("p", "Whoever has the file needs nothing else: no data, no model, no key, no network."),
-        tag("pre", join("pip install 'anyorder[cli]'", f"anyorder verify{option} {name}", between="\n")),
+        tag("p", "You need the file and ", tag("code", "anyorder[cli]"), ": no data, no model, no key, no network."),
+        tag("pre", f"anyorder verify{option} {name}"),
         tag("p", told) if large else Html(),
-        tag("p", "It recomputes every claim from the file. Expected: the last line begins with ",
-            tag("code", "verified:"), " and the exit code is 0; anything else is a reason not to rely on the file. ",
-            tag("code", f"anyorder report{option} FOLDER"), " with the same texts makes the same bytes."),
+        tag("p", "This recomputes every claim from the file. The last line must begin with ",
+            tag("code", "verified:"), ", and the exit code must be 0. Otherwise do not rely on the file. ",
+            tag("code", f"anyorder report{option} FOLDER"), " with the same texts makes this page again."),
     )  # fmt: skip
+
+
+def _model(certificate: Certificate | None) -> Html:
+    if certificate is None or not certificate.weights:
+        return Html()
+    told = "The certificate names the weights of the model. To see whether a model file has them, run "
+    return tag("p", told, tag("code", "anyorder verify run.privacy.json --model FILE"), ".")
 
 
 def _card(facts: list[tuple[str, str]]) -> Html:
@@ -449,7 +459,7 @@ def _item(text: str) -> Html:
 
 
 def _promise(epsilon: float, delta: float) -> Html:
-    parts = (f"epsilon ≤ {rounded_up(epsilon)}", f"at delta {delta:g}")
+    parts = (f"epsilon ≤ {rounded_up(epsilon)}", f"at delta {rounded_up(delta, 6)}")
     return join(*(tag("span", part, class_="whole") for part in parts), between=" ")
 
 
@@ -464,7 +474,7 @@ def _right(found: Reach) -> float:
 
 def _attacks(found: Reach, claim: Plan | Certificate, unit: str) -> Html:
     """What the promise means, in a table of three rows."""
-    head = tag("tr", tag("th", "of those who took no part, an attacker accuses"),
+    head = tag("tr", tag("th", "of those who took no part, the attacker accuses"),
                tag("th", f"of the {unit}s that took part, it finds at most"))  # fmt: skip
     rows = [
         tag("tr", tag("td", f"{100 * fpr:g} %"), tag("td", f"{percent(tpr)} %"))
@@ -474,20 +484,20 @@ def _attacks(found: Reach, claim: Plan | Certificate, unit: str) -> Html:
     whole = "" if mu is None else f"The guarantee is exactly Gaussian DP with mu = {rounded_up(mu)}: {_SAYS_ALL}. "
     return join(
         tag("h2", "What it means for an attacker"),
-        tag("p", f"The strongest attacker knows the data of everybody else and every model on the way. {whole}"
-            "Its advantage, the second share less the first, where that is most, is at most "
-            f"{rounded_up(found.advantage, 3)}. These limits are computed from the promise, and are in no file."),
+        tag("p", f"The strongest attacker knows the data of everybody else, and every model along the way. {whole}"
+            "Its advantage is the second share minus the first, at the rate where that is largest. It is at most "
+            f"{rounded_up(found.advantage, 3)}. These limits are computed from the promise."),
         tag("table", head, *rows),
     )  # fmt: skip
 
 
-_SAYS_ALL = "this one number says the whole of it, whatever delta is"
+_SAYS_ALL = "this one number fixes epsilon for every delta"
 
 
 def _right_text(unit: str, neighbours: str) -> str:
     about = "which of two things its data was" if neighbours == "replace-one" else "whether it was used"
     return (
-        f"how often the best guesser is right about one {unit}, {about}, where a fair draw decided "
+        f"how often the strongest attacker is right about one {unit}, {about}, if a fair draw decided that "
         "(50 % is blind guessing)"
     )
 
@@ -746,7 +756,7 @@ def _score(found: dict[str, Any], settings: dict[str, Any]) -> tuple[tuple[str, 
         return ()
     regression = settings.get("learner") in ("linear", "poisson")
     told = f"R² {value:.4g}" if regression else f"{100 * value:.2f} % right"
-    return (("test score", f"{told}, on {rows} rows of a table of nobody in need of protection"),)
+    return (("test score", f"{told}, on {rows} rows of a public table"),)
 
 
 def _with_budget(shown: Shown, path: Path, plan: Plan) -> Shown:

@@ -15,9 +15,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from anyorder.audit.loader_check import check, watch
+from anyorder.audit.loader_check import check, length_of, watch
 from anyorder.audit.observations import undisturbed
 from anyorder.errors import AnyorderError, ArgumentError
+from anyorder.plan.options import careful_delta
 
 
 def main(arguments: list[str]) -> None:
@@ -43,7 +44,8 @@ def main(arguments: list[str]) -> None:
                 choice = {name: given[name] for name in ("delta", "noise_multiplier", "accountant") if name in given}
                 found["findings"] = [_told(one) for one in seen.findings(**choice)]
         if result is not None:
-            found["findings"] = [_told(check(result, **{"delta": 1e-5, "noise_multiplier": 1.0, **given}))]
+            delta = careful_delta(1e-5, length_of(getattr(result, "dataset", None)))
+            found["findings"] = [_told(check(result, **{"delta": delta, "noise_multiplier": 1.0, **given}))]
     except AnyorderError as problem:
         found["problem"] = str(problem)
     finally:

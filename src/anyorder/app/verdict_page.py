@@ -14,14 +14,14 @@ from anyorder import __version__
 from anyorder.accounting.risk import point_tpr
 from anyorder.app.charts import Html, document, join, tag
 from anyorder.app.exits import ExitCode
-from anyorder.audit.loader_check import CLAIM, NOTHING, WHAT_IF
+from anyorder.audit.loader_check import CLAIM, NOTHING, UNSURE, WHAT_IF
 from anyorder.formats import printable
 from anyorder.formatting import rounded_up
 
 HOLDS, FAILS, STOPPED = "the claim holds", "the claim does not hold", "the script failed"
 EXIT_CODES = {
     HOLDS: ExitCode.OK, FAILS: ExitCode.FAILED, STOPPED: ExitCode.FAILED, NOTHING: ExitCode.NOT_PRIVATE,
-    WHAT_IF: ExitCode.WHAT_IF,
+    WHAT_IF: ExitCode.WHAT_IF, UNSURE: ExitCode.NOT_ESTABLISHED,
 }  # fmt: skip
 _FILES = ("verdict.json", "verdict.html", "verdict.md", "badge.svg")
 _MEANS = {
@@ -29,9 +29,18 @@ _MEANS = {
     FAILS: "The training claims an epsilon, and what was seen of it does not support that number.",
     STOPPED: "The script ended with an error. What was found speaks of the steps before, and certifies nothing.",
     NOTHING: "No training was seen that clips each example's gradient and adds noise. Its epsilon is infinite.",
+    UNSURE: "The training claims an epsilon. Whether each example was clipped alone, and each step had noise of "
+    "its own, could not be established. The claim may be right or wrong.",
     WHAT_IF: "Nobody claims an epsilon here. This is what the order of the data would give if noise were added.",
 }
-_COLOURS = {HOLDS: "#17693f", FAILS: "#a3161f", STOPPED: "#a3161f", NOTHING: "#a3161f", WHAT_IF: "#56606e"}
+_COLOURS = {
+    HOLDS: "#17693f",
+    FAILS: "#a3161f",
+    STOPPED: "#a3161f",
+    NOTHING: "#a3161f",
+    WHAT_IF: "#56606e",
+    UNSURE: "#8a5a00",
+}
 _UNSEEN = (
     "that the data set gives one person's data under one index only",
     "that the random numbers of torch and of the operating system cannot be predicted",
@@ -53,6 +62,8 @@ def outcome_of(findings: Sequence[dict[str, Any]], code: int) -> str:
         return FAILS
     if not findings or any(one["outcome"] == NOTHING for one in findings):
         return NOTHING
+    if any(one["outcome"] == UNSURE for one in findings):
+        return UNSURE
     return HOLDS if len(claims) == len(findings) else WHAT_IF
 
 
@@ -90,13 +101,17 @@ def _short(outcome: str, findings: Sequence[dict[str, Any]]) -> str:
     """The badge's words."""
     if outcome == HOLDS:
         return f"epsilon {rounded_up(max(one['claimed'] for one in findings))} holds"
-    return {FAILS: "epsilon does not hold", STOPPED: "script failed", NOTHING: "not private", WHAT_IF: "no claim"}[
-        outcome
-    ]
+    return {
+        FAILS: "epsilon does not hold",
+        STOPPED: "script failed",
+        NOTHING: "not private",
+        WHAT_IF: "no claim",
+        UNSURE: "not established",
+    }[outcome]
 
 
 def _page(name: str, outcome: str, findings: Sequence[dict[str, Any]], facts: Sequence[list[tuple[str, str]]]) -> str:
-    kind = {HOLDS: "banner good", WHAT_IF: "banner soft"}.get(outcome, "banner bad")
+    kind = {HOLDS: "banner good", WHAT_IF: "banner soft", UNSURE: "banner soft"}.get(outcome, "banner bad")
     parts = [tag("h1", f"Is {name} private?")]
     parts.append(tag("div", tag("p", tag("strong", outcome)), tag("p", _MEANS[outcome]), class_=kind))
     if outcome == HOLDS:

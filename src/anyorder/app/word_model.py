@@ -84,7 +84,7 @@ def train_words(
     key: bytes | None = None,
     stepped: Callable[[int, int], object] | None = None,
 ) -> Trained:
-    """Train `NextWord` by SGD on a corpus whose sequences are the examples, shuffled anew in each epoch.
+    """Train `NextWord` by SGD on a corpus whose sequences are the examples, shuffled again in each epoch.
 
     The loss of an example is the sum over its words but the first. An empty sequence has loss and gradient zero: it is
     an example that is zeroed out.

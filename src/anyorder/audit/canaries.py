@@ -441,7 +441,7 @@ def scores(
     *,
     whiten: bool = True,
 ) -> Floats:
-    """How strongly each canary shows in the rows that were released, in the units of the rows.
+    """Return how strongly each canary shows in the rows that were released, in the units of the rows.
 
     Of canary g_c with the 0/1 vector pi_c of its steps, and with Ghat the released rows,
 

@@ -96,7 +96,7 @@ class Channel:
 @final
 @dataclass(frozen=True)
 class IsolationReport:
-    """What a check found.
+    """The channels that a check found.
 
     Attributes:
         channels: each kind once for each neighbour; empty where the unit reached nothing else.

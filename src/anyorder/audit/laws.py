@@ -142,7 +142,7 @@ def echo(
         canaries: mutually orthogonal unit vectors, on coordinates where nobody else adds anything, or with `totals`.
         included: (count,) bool.
         steps: for each canary the steps where it is, or would be.
-        totals: (n, size) un-noised sums where they are known. None: what canaries add is clip_norm at their steps.
+        totals: (n, size) sums without noise where they are known. None: what canaries add is clip_norm at their steps.
         clip_norm: length of a canary in a sum.
     Returns: Law; every p-value is of a normal law, paid for the places where it looked.
     Cost: a pass over the rows, and O(n^2 count).

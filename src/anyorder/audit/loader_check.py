@@ -34,15 +34,16 @@ from anyorder.audit.private_steps import NOT_PRIVATE, REWRITTEN, SEEDED, Observe
 from anyorder.checks import final, is_of
 from anyorder.errors import ArgumentError
 from anyorder.formats import html_table
-from anyorder.formatting import counted, rounded_up
+from anyorder.formatting import counted, rounded_down, rounded_up
 from anyorder.patterns import Participation
+from anyorder.plan.options import careful_delta
 from anyorder.plan.plan import CANDIDATE, Plan
 from anyorder.plan.planner import plan
 from anyorder.roots import bisect, doubled
 
 _ACCOUNTANTS = ("prv", "rdp")
 _LOUDEST = 1e4  # noise multiplier that is looked up to
-CLAIM, WHAT_IF, NOTHING = "claim", "what if", "no private training"  # outcomes
+CLAIM, WHAT_IF, NOTHING, UNSURE = "claim", "what if", "no private training", "not established"  # outcomes
 _ORDERS = [1 + x / 10 for x in range(1, 100)] + list(range(12, 64))  # Opacus's, of its RDP accountant
 
 
@@ -109,7 +110,7 @@ class CheckResult:
     def facts(self) -> list[tuple[str, str]]:
         """(name, text), for a card."""
         q = "" if self.sampling_probability is None else f", q = {self.sampling_probability:.4g}"
-        run = [f"noise multiplier {self.noise_multiplier:g}", f"delta {self.delta:g}"]
+        run = [f"noise multiplier {self.noise_multiplier:g}", f"delta {rounded_up(self.delta, 6)}"]
         run = [] if self.outcome == NOTHING else run
         run += [counted(self.steps, "step")] if self.steps is not None else []
         run += [counted(self.epochs, "epoch")] if self.epochs is not None else []
@@ -118,13 +119,17 @@ class CheckResult:
             rows.append(("observed", self.observed))
         if self.outcome != NOTHING:
             true = f"epsilon <= {rounded_up(self.true)}" if self.true < math.inf else "no finite epsilon follows"
+            is_claim = self.outcome in (CLAIM, UNSURE)
             rows += [
-                ("claimed" if self.outcome == CLAIM else "printed", f"{self._claim()} ({self.accountant}{q})"),
-                ("true" if self.outcome == CLAIM else "this order", f"{true} ({self.neighbours} neighbours)"),
+                (
+                    "claimed" if is_claim else "printed",
+                    f"{self._claim()} ({self.accountant}{q})",
+                ),
+                ("true" if is_claim else "this order", f"{true} ({self.neighbours} neighbours)"),
             ]
         rows += [("because", self.because), ("verdict", self.words)]
         if not self.holds and self.at_least > 0:
-            rows.append(("attacked", f"no epsilon below {self.at_least:.4g} holds in this order"))
+            rows.append(("attacked", f"no epsilon below {rounded_down(self.at_least)} holds in this order"))
         return rows + [("advice", line) for line in self.advice]
 
     @property
@@ -132,6 +137,8 @@ class CheckResult:
         """The verdict in one sentence."""
         if self.outcome == NOTHING:
             return "no private training was seen: epsilon is infinite"
+        if self.outcome == UNSURE:
+            return "not established: what was seen neither supports the claim nor refutes it"
         if self.outcome == CLAIM:
             return {
                 "holds": "the claim holds", "false": "the claim is FALSE", "not proven": "the claim is NOT PROVEN",
@@ -185,7 +192,7 @@ def check(
     optimizer: Any = None,
     mechanism: str | None = None,
 ) -> CheckResult:
-    """The order that a loader really has, the epsilon that an accountant prints for it, and the one that holds.
+    """Find the order of a loader, the epsilon that an accountant reports for it, and the valid one.
 
         print(ao.check(loader, noise_multiplier=1.0, epochs=3, delta=1e-5))
 
@@ -378,10 +385,10 @@ def _advice(
             f"ao.plan(loader=loader, epochs={found.epochs}, epsilon={claimed:.4g}, delta={delta:g}): correlated noise "
             "at this epsilon" + _gain(found.participation, claimed, delta, mechanism, size),
         ]
-        if "shuffled anew" in found.order and (found.epochs or 0) > 1:
+        if "shuffled again" in found.order and (found.epochs or 0) > 1:
             lines.append("sampler=anyorder.FixedOrderSampler(dataset) keeps one shuffle, which costs less noise")
     if needed < math.inf:
-        lines.append(f"with independent noise this epsilon needs noise multiplier {needed:.4g}, not {sigma:g}")
+        lines.append(f"with independent noise this epsilon needs noise multiplier {rounded_up(needed)}, not {sigma:g}")
     return tuple(lines)
 
 
@@ -407,6 +414,10 @@ def _gain(order: Participation, claimed: float, delta: float, mechanism: str | N
 
 
 _BY = "the plan of the script's own engine"
+_UNSURE = (
+    "take the mean over all examples of a loss that each example has alone, leave the generators of torch as they are, "
+    "or train with anyorder's PrivacyEngine, which proves or refuses each loss"
+)
 _VERIFY = "anyorder verify run.privacy.json recomputes the claim of the certificate; --evidence checks who took part"
 
 
@@ -598,7 +609,8 @@ class Watch:
         """One for each data set that was trained on.
 
         Args:
-            delta: None for the one that the script asked its accountant for, or 1e-5.
+            delta: None for the one that the script asked its accountant for; else 1e-5, or a tenth of one over the
+                number of examples where that is smaller.
             noise_multiplier: for "what if", where no private training was seen; None to say that none was.
             accountant: "prv" or "rdp", where there is no engine.
         """
@@ -666,6 +678,8 @@ class Watch:
         if is_trained and names is not None:
             self._examples, self._largest = self._examples + len(names), max(self._largest, len(names))
         epoch.group.deliver(names, data, is_trained)
+        if is_trained and self.private:
+            self.private.rows.batch(data, None if names is None else len(names))
 
     def ended(self, iterator: Any) -> None:
         """The loop was told that the pass is over."""
@@ -772,7 +786,7 @@ class Watch:
         own = self._claimants(group, is_only)
         asked = tuple(pair for one in own for pair in self._printed.get(id(one), ()))
         if delta is None:
-            delta = asked[-1][0] if asked else 1e-5
+            delta = asked[-1][0] if asked else careful_delta(1e-5, length_of(group.dataset))
         delta = checks.probability("delta", delta)
         noise = None if noise is None else checks.positive("noise_multiplier", noise)
         joined = max(1, round(seen.batches / max(1, seen.steps)))
@@ -817,6 +831,15 @@ class Watch:
             missing = missing or _KNOWN_DRAWS
         finding = judge(found, claimed, least, delta, q=q, accountant=by, loudest=most)
         finding = replace(finding, outcome=CLAIM, observed=group.private.describe())
+        if not missing and self.private.doubt and finding.holds:
+            return replace(
+                finding,
+                outcome=UNSURE,
+                true=math.inf,
+                because=self.private.doubt,
+                noise_needed=math.inf,
+                advice=(_UNSURE,),
+            )
         if not missing:
             return finding
         advice = () if group.private.private else ("step the optimizer that make_private returned, and no other",)
@@ -840,8 +863,8 @@ class Watch:
             return "the noise of all steps together is smaller than the optimizers say"
         if not self._examples * 0.9 - 2 * self._largest <= self._rows <= self._examples and group.is_named:
             return (
-                f"the optimizer clipped {self._rows} gradients, and {self._examples} examples were handed out: what it "
-                "clipped was not one gradient for each example"
+                "the optimizer clipped fewer or more gradients than examples were handed out: what it clipped was not "
+                "one gradient for each example"
             )
         return SEEDED if tally.is_seeded else ""
 
@@ -920,9 +943,10 @@ def _combined(said: Arrivals, seen: Observed) -> Arrivals:
     if seen.weight == 0:
         return _doubted(said, "nobody was seen in any step")
     watched: Visits = AtMost(seen.weight)
+    most = rounded_up(seen.weight, 6)
     because = (
-        f"in the order that was seen, squared counts of a unit in its steps sum up to {seen.weight:g} at most: mu = "
-        f"sqrt({seen.weight:g}) / sigma. It holds for this run, if the order does not depend on the data; nothing "
+        f"in the order that was seen, squared counts of a unit in its steps sum up to {most} at most: mu = "
+        f"sqrt({most}) / sigma. It holds for this run, if the order does not depend on the data; nothing "
         "promises it for another one"
     )
     if seen.reused:
@@ -942,7 +966,7 @@ def _combined(said: Arrivals, seen: Observed) -> Arrivals:
         case AtMost(weight=weight) if weight >= seen.weight:
             words = said.order
             visits = said.visits
-            if seen.is_repeated and "anew" in words:
+            if seen.is_repeated and "again" in words:
                 words = (
                     f"one shuffle, the same in each epoch, as was seen (a sampler that is not told the epoch?): {words}"
                 )
@@ -988,6 +1012,14 @@ def _doubted(found: Arrivals, because: str) -> Arrivals:
     return replace(found, visits=Unknown(), because=because, participation=None)
 
 
+def length_of(dataset: Any) -> int | None:
+    """Examples, where a data set of the script's own tells."""
+    try:
+        return len(dataset)
+    except Exception:  # it may raise anything
+        return None
+
+
 def _watching_told(problem: Exception) -> str:
     """Without its text, which may have data in it."""
     return f"who was there could not be told: watching met {type(problem).__name__} in the script's own classes"
@@ -1020,7 +1052,10 @@ def watch(*, unit: Any = None) -> Iterator[Watch]:
     import torch
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-    seen = Watch(unit, OpacusSteps(torch.initial_seed))
+    from anyorder.audit.loss_rows import LossRows
+
+    rows = LossRows(lambda hook, *args: seen.careful(hook, *args))
+    seen = Watch(unit, OpacusSteps(torch.initial_seed, rows))
 
     def begin(original: Callable[..., Any], loader: Any) -> Any:
         epoch = seen.careful(seen.begin, loader)
@@ -1070,11 +1105,21 @@ def watch(*, unit: Any = None) -> Iterator[Watch]:
         seen.careful(seen.private.seeded, seed)
         return original(seed)
 
+    def go_back(original: Callable[..., Any], tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if seen.private:
+            seen.careful(rows.backward, tensors, grad_tensors)
+        return original(tensors, grad_tensors, *args, **kwargs)
+
+    def hook_on(original: Callable[..., Any], tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        rows.hooked()
+        return original(tensor, *args, **kwargs)
+
     loaders = torch.utils.data.dataloader
     hooks: list[tuple[Any, str, Callable[..., Any]]] = [
         (loaders.DataLoader, "__iter__", begin), (loaders._BaseDataLoaderIter, "_next_index", draw),
         (loaders._BaseDataLoaderIter, "__next__", hand), (torch, "seed", reseed), (torch.random, "seed", reseed),
         (torch, "manual_seed", set_seed), (torch.random, "manual_seed", set_seed),
+        (torch.autograd, "backward", go_back), (torch.Tensor, "register_hook", hook_on),
     ]  # fmt: skip
     if (own := sys.modules.get("anyorder.training.engine")) is not None:
         hooks.append((own.PrivacyEngine, "make_private", bind))
@@ -1091,6 +1136,7 @@ def watch(*, unit: Any = None) -> Iterator[Watch]:
         stack.callback(before.remove)
         after = register_optimizer_step_post_hook(lambda *args: seen.careful(seen.stepped, *args))
         stack.callback(after.remove)
+        stack.callback(rows.leave)
         yield seen
 
 

@@ -53,7 +53,7 @@ def plant(
     g_c or -g_c.
 
     The claim of the run's own units stays what it was. The vectors are public, draws and vectors do not depend on the
-    units; so for every outcome of the draws the release is the planned mechanism on totals in which each unit has the
+    units; so for every outcome of the draws the release is the planned mechanism on sums in which each unit has the
     part that it had, but for a constant: for neighbours the same one. What the canaries cost is accuracy. So the
     release may be shown, with draws and all that follows from both.
 
@@ -76,7 +76,7 @@ def plant(
         steps: of each canary, or of all, as `scores` takes them; each must be allowed by the plan's participation.
             "random" draws them among all that are; None takes those of which a release shows most.
         key: 32 bytes for the draws of reproducible tests; None for draws from the operating system.
-        totals: keep un-noised totals and what was released, n times size numbers: for small runs; a number of
+        totals: keep sums without noise and what was released, n times size numbers: for small runs; a number of
             coordinates to keep them of so many, drawn as who is in: for large ones.
         informed: the attacker knows what the units of the data add, as the claim allows, and takes it away before the
             scores. They then have the law of the noise alone, and show all of mu; else the data's gradients hide some,
@@ -210,7 +210,7 @@ class PlantedCanaries:
 
     @property
     def totals(self) -> Floats:
-        """(steps, size) un-noised totals and canaries at `kept_at`, in units of the gradient: as secret as the data."""
+        """(steps, size) sums and canaries at `kept_at`, without noise, in units of the gradient: secret."""
         return self._kept(self._totals)
 
     @property
@@ -224,7 +224,7 @@ class PlantedCanaries:
         return np.stack(rows) if rows else np.zeros((0, len(self.kept_at)))
 
     def result(self, *, known: bool = False) -> Audited:
-        """What the scores say, of the steps that were released so far.
+        """Return what the scores say, of the steps that were released so far.
 
         Args:
             known: where canaries were planted with `known`: scores that know the steps, of canaries that have any,

@@ -22,11 +22,13 @@ from types import ModuleType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
+import numpy as np
 from scipy.special import chdtr
 
 _KNOWN = ("DPOptimizer", "DPPerLayerOptimizer", "DPOptimizerFastGradientClipping")
 _CHANCE = 1e-9  # that true noise is called too small
 _CLOSE = 1e-4  # relative rounding of float32 in sums, with room
+_FAR = 1 << 25  # numbers between the noise of two steps
 _COARSE = 2e-2  # of bfloat16 and float16
 
 NOT_PRIVATE = "the optimizer that stepped clips no gradients and adds no noise that could be observed"
@@ -35,6 +37,10 @@ _SILENT = "the gradients of the step have no noise that was drawn for it"
 _AGAIN = "the same noise was added in two steps"
 _TOO_SMALL = "the noise is smaller than the optimizer says"
 _HOOKED = "a hook of the model's own optimizer may change its gradients after their noise was added"
+_PUT_BACK = (
+    "the generator of the noise was set anew between two steps, to a state that cannot be reached from the last one (a "
+    "state that the script puts back?): noise of a step may be that of another one"
+)
 REWRITTEN = "weights were changed between two steps by something else than the optimizer, and no noise covers that"
 SEEDED = (
     "the noise comes from a seed that the script sets (torch.manual_seed, or a generator of its own), and whoever "
@@ -108,16 +114,106 @@ class _Drawn(NamedTuple):
     is_seeded: bool
 
 
+class NoiseStream:
+    """Whether noise comes from numbers of its generator that no noise was made of before.
+
+    The generator of the CPU makes blocks of 624 numbers, each from the one before, and never returns to one. So what
+    is drawn later stands in a later block, or further on in the same one; the numbers between are drawn again here. The
+    generator of a GPU counts its numbers.
+
+    Attributes:
+        doubt: why noise may have been drawn of the same numbers; "" where it was not.
+    """
+
+    def __init__(self) -> None:
+        self.doubt = ""
+        self._ends: dict[Any, Any] = {}  # generator: its state after it gave noise
+
+    def restart(self) -> None:
+        """All of torch's own generators have a new seed, of the operating system's: noise begins there."""
+        import torch
+
+        for own in [own for own in self._ends if isinstance(own, str)]:
+            self._ends[own] = torch.get_rng_state() if own == "cpu" else torch.cuda.get_rng_state(own)
+
+    def drawing(self, std: float, reference: Any, generator: Any = None, secure_mode: bool = False) -> None:
+        """Opacus is about to draw noise."""
+        if secure_mode or std == 0 or self.doubt:
+            return
+        own, state = self._state(reference, generator)
+        end = self._ends.get(own)
+        if end is not None and not (_is_later if len(state) > 16 else _counts_on)(end, state):
+            self.doubt = self.doubt or _PUT_BACK
+
+    def drawn(self, std: float, reference: Any, generator: Any = None, secure_mode: bool = False) -> None:
+        """It has."""
+        if not secure_mode and std:
+            own, end = self._state(reference, generator)
+            self._ends[own] = end
+
+    def _state(self, reference: Any, generator: Any) -> tuple[Any, Any]:
+        import torch
+
+        if generator is not None:
+            return generator, generator.get_state()
+        device = reference.device
+        return str(device), torch.get_rng_state() if device.type == "cpu" else torch.cuda.get_rng_state(device)
+
+
+def _counts_on(end: Any, state: Any) -> bool:
+    """A GPU's seed and count: the same seed, and no smaller count."""
+    (seed, count), (seed_now, count_now) = (one.numpy().view("uint64").tolist() for one in (end, state))
+    return bool(seed == seed_now and count_now >= count)
+
+
+def _is_later(end: Any, state: Any) -> bool:
+    """Whether a state of the CPU's generator comes behind another one, at most `_FAR` numbers later."""
+    import torch
+
+    (left, wanted), (left_then, block) = _parts(state), _parts(end)
+    if (block == wanted).all():
+        return left <= left_then
+    first = _given(wanted[:3])
+    walker, size, last = torch.Generator(), 1 << 10, np.empty(0, np.int32)
+    walker.set_state(end)
+    drawn = 0
+    while drawn < _FAR:
+        numbers = torch.empty(size, dtype=torch.int32).random_(generator=walker).numpy()
+        row = np.concatenate([last, numbers])
+        at = np.flatnonzero(row[:-2] == first[0])
+        if ((row[at + 1] == first[1]) & (row[at + 2] == first[2])).any():
+            return True
+        drawn, size, last = drawn + size, min(2 * size, 1 << 20), row[-2:]
+    return False
+
+
+def _parts(state: Any) -> tuple[int, Any]:
+    """(how many numbers of the block are left, the block) of the CPU's generator, a Mersenne twister."""
+    words = state.numpy()
+    return int(words[8:12].view(np.int32)[0]), words[24 : 24 + 8 * 624].view(np.uint64).astype(np.uint32)
+
+
+def _given(words: Any) -> Any:
+    """The 31-bit numbers that words of a block are given out as [Matsumoto, Nishimura 1998]."""
+    words = words ^ (words >> np.uint32(11))
+    words = words ^ ((words << np.uint32(7)) & np.uint32(0x9D2C5680))
+    words = words ^ ((words << np.uint32(15)) & np.uint32(0xEFC60000))
+    words = words ^ (words >> np.uint32(18))
+    return (words & np.uint32(0x7FFFFFFF)).astype(np.int32)
+
+
 class OpacusSteps:
     """What optimizers of Opacus did since the last step of each.
 
     Args:
         seed: gives the seed of torch's default generator. The one at the start is the operating system's, or at least
             not of what is watched.
+        rows: a `LossRows`, which follows the losses.
     """
 
-    def __init__(self, seed: Callable[[], int]) -> None:
-        self._seed, self._secret = seed, {seed()}
+    def __init__(self, seed: Callable[[], int], rows: Any) -> None:
+        self._seed, self._secret, self.rows = seed, {seed()}, rows
+        self._stream = NoiseStream()
         self._optimizers: WeakKeyDictionary[Any, ref[Any]] = WeakKeyDictionary()
         self._clipped: WeakKeyDictionary[Any, list[_Clipped]] = WeakKeyDictionary()
         self._weighed: list[tuple[set[int], float, Any]] = []  # parameters, clip norm, factors of examples
@@ -137,6 +233,11 @@ class OpacusSteps:
         """Whether all noise together is smaller than the optimizers said."""
         return bool(chdtr(self._dimensions, self._squares) < _CHANCE)
 
+    @property
+    def doubt(self) -> str:
+        """Why what was seen does not establish that steps are private; "" where it does."""
+        return self.rows.doubt or self._stream.doubt
+
     # -- what happened: called by hooks ------------------------------------------------------------------------------
 
     def built(self, optimizer: Any) -> None:
@@ -146,6 +247,7 @@ class OpacusSteps:
     def reseeded(self, seed: int) -> None:
         """torch.seed() took a seed from the operating system."""
         self._secret.add(seed)
+        self._stream.restart()
 
     def seeded(self, seed: int) -> None:
         """torch.manual_seed() was called: whoever reads the script may know the seed."""
@@ -157,6 +259,7 @@ class OpacusSteps:
 
     def clipped(self, optimizer: Any, before: list[Any]) -> None:
         """The optimizer has clipped and added: its sums must have grown by what is computed here."""
+        self.rows.clipped(optimizer.loss_reduction)
         params = optimizer.params
         samples = [p.grad_sample if isinstance(p.grad_sample, list) else [p.grad_sample] for p in params]
         bounds = getattr(optimizer, "max_grad_norms", None)
@@ -202,6 +305,7 @@ class OpacusSteps:
 
     def accumulating(self, optimizer: Any) -> None:
         """Ghost norms: gradients are about to be added to the sums. They must be of one pass with factors."""
+        self.rows.clipped(optimizer.loss_reduction)
         own = {id(p) for p in optimizer.params}
         found = [one for one in self._weighed if own <= one[0]]
         self._weighed = [one for one in self._weighed if not own <= one[0]]
@@ -298,13 +402,17 @@ class OpacusSteps:
             return original(optimizer)
 
         def go_back(original: Callable[..., Any], loss: Any) -> Any:
-            before = careful(self.differentiated, loss)
-            result = original(loss)
+            with self.rows.aside():
+                before = careful(self.differentiated, loss)
+            with self.rows.ghost():
+                result = original(loss)
             careful(self.passed, loss, before)
             return result
 
         def draw(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            careful(lambda: self._stream.drawing(*args, **kwargs))
             noise = original(*args, **kwargs)
+            careful(lambda: self._stream.drawn(*args, **kwargs))
             careful(lambda: self.drawn(noise, *args, **kwargs))
             return noise
 

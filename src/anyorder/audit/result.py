@@ -112,7 +112,7 @@ class Audited:
 
     @property
     def lower_bound_method(self) -> Method:
-        """That of `lower_bound` where none is named."""
+        """The method of `lower_bound` where none is named."""
         return "one_run" if isinstance(self.curve, Stated) else "f_dp"
 
     def mu_estimate(self, confidence: float = 0.95) -> tuple[float, float]:
@@ -143,7 +143,7 @@ class Audited:
 
     @property
     def method(self) -> Method:
-        """What `p_value` rests on: "f_dp"; for independent scores "clopper_pearson", for normal ones "gaussian".
+        """Return what `p_value` rests on: "f_dp"; for independent scores "clopper_pearson", for normal ones "gaussian".
 
         Normal are those with a `noise_std`, and a claim with a mu; a loss, or a log likelihood ratio, is not.
         """
@@ -169,7 +169,7 @@ class Audited:
         return min(1.0, len(found) * min(found))
 
     def refuted(self, significance: float = REFUTED) -> bool:
-        """Whether the claim is refuted: `p_value() < significance`."""
+        """True if the claim is refuted: `p_value() < significance`."""
         return self.p_value() < checks.probability("significance", significance)
 
     @property
@@ -217,13 +217,13 @@ class Audited:
 
     def __repr__(self) -> str:
         return (
-            f"Audited({len(self.scores)} canaries, claimed_epsilon={self.epsilon:.6g}, delta={self.delta:g}, "
-            f"independent={self.independent}, informed={self.informed})"
+            f"Audited({len(self.scores)} canaries, claimed_epsilon={rounded_up(self.epsilon, 6)}, "
+            f"delta={rounded_up(self.delta, 6)}, independent={self.independent}, informed={self.informed})"
         )
 
     def __str__(self) -> str:
         """Claim, bound and verdict; of what is as secret as the data the claim alone. Cost: that of `p_value`."""
-        claimed = f"claimed_epsilon: {rounded_up(self.epsilon)} at delta {self.delta:g}"
+        claimed = f"claimed_epsilon: {rounded_up(self.epsilon)} at delta {rounded_up(self.delta, 6)}"
         if self.informed and not self.run_discarded:
             return f"{claimed}\nseen: as secret as the data, see to_dict"
         p = self.p_value()

@@ -250,7 +250,7 @@ class Uniformity:
 
 
 def chi_squared(ranks: ArrayLike, size: int, bins: int = 10) -> Uniformity:
-    """How far ranks are from uniform on 1, .., size.
+    """Return how far ranks are from uniform on 1, .., size.
 
         sum over bins of (counted - expected)^2 / expected
 
@@ -271,7 +271,7 @@ def chi_squared(ranks: ArrayLike, size: int, bins: int = 10) -> Uniformity:
 
 @dataclass(frozen=True)
 class Memorised:
-    """What the ranks of some canaries say.
+    """The ranks of some canaries, and what they show.
 
     Attributes:
         ranks: (count,) int64, 1 the most favoured.

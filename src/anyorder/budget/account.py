@@ -149,7 +149,7 @@ class Remaining:
     def facts(self) -> list[tuple[str, str]]:
         """(name, text)."""
         return [
-            ("spent", f"epsilon {rounded_up(self.spent)} of {self.limit:.4g} at delta = {self.delta:g}"),
+            ("spent", f"epsilon {self._spent()} at delta = {rounded_up(self.delta, 6)}"),
             ("left", f"epsilon {rounded_down(self.epsilon)} for one Gaussian plan"),
             ("entries", f"{self.entries}, counted by the rule {self.rule}"),
         ]
@@ -159,7 +159,10 @@ class Remaining:
 
     def __str__(self) -> str:
         left = f"epsilon {rounded_down(self.epsilon)} left for one Gaussian plan"
-        return f"epsilon {rounded_up(self.spent)} of {self.limit:.4g} spent at delta = {self.delta:g}; {left}"
+        return f"epsilon {self._spent()} spent at delta = {rounded_up(self.delta, 6)}; {left}"
+
+    def _spent(self) -> str:
+        return f"{rounded_up(self.spent)} of {rounded_up(self.limit)}"
 
 
 @dataclass(frozen=True)
@@ -600,9 +603,9 @@ def refusal(path: Path, account: Account, totals: Totals, curve: Cost, *, made: 
     """
     spent, before = totals.epsilon(account.delta), account.totals()
     left = before.left_squared(account.epsilon, account.delta)
-    with_it = f"with it epsilon {rounded_up(spent, 6)} would be spent at delta = {account.delta:g}"
+    with_it = f"with it epsilon {rounded_up(spent, 6)} would be spent at delta = {rounded_up(account.delta, 6)}"
     if not math.isfinite(spent):
-        with_it = f"this budget has no bound of epsilon with it at delta = {account.delta:g}"
+        with_it = f"this budget has no bound of epsilon with it at delta = {rounded_up(account.delta, 6)}"
     after = "Nothing was entered, and it must not run"
     if made:
         after = (
@@ -624,7 +627,7 @@ def refusal(path: Path, account: Account, totals: Totals, curve: Cost, *, made: 
     return (
         f"refused: {with_it}, and the limit of the budget {path} is {account.epsilon:g}; "
         f"{rounded_up(before.epsilon(account.delta), 6)} are spent, and one Gaussian plan may have "
-        f"{gdp_epsilon(float(left) ** 0.5, account.delta):.6g}. {after}{hint}"
+        f"{rounded_down(gdp_epsilon(float(left) ** 0.5, account.delta), 6)}. {after}{hint}"
     )
 
 

@@ -455,12 +455,15 @@ class SearchClaim:
         if self.score is not None:
             score = f"of private data, with noise of std {self.score.std:.5g} (sensitivity {self.score.sensitivity:g})"
         each = (
-            f"mu = {self.curve.mu:.5g}"
+            f"mu = {rounded_up(self.curve.mu, 5)}"
             if self.curve.mu is not None
             else f"epsilon {rounded_up(self.curve.epsilon(self.delta))}"
         )
         return [
-            ("privacy", f"epsilon <= {rounded_up(self.epsilon)} at delta = {self.delta:g}, of the whole search"),
+            (
+                "privacy",
+                f"epsilon <= {rounded_up(self.epsilon)} at delta = {rounded_up(self.delta, 6)}, of the whole search",
+            ),
             ("protects", f"one {self.unit} ({self.neighbours})"),
             ("runs", self.law.describe()),
             ("each run", each if self.score is None else f"{each}, with its score"),
@@ -471,7 +474,7 @@ class SearchClaim:
 @final
 @dataclass(frozen=True)
 class SearchCertificate:
-    """What a search claims, and which run it chose. Public: of the other runs it tells nothing, not even their number.
+    """The claim of a search, and the run that it chose. It is public, and reveals nothing of other runs.
 
     Where the law is `Fixed` their number is public, and the fingerprint of each run's noise key is in it.
 
@@ -519,22 +522,22 @@ class SearchCertificate:
 
     @property
     def epsilon(self) -> float:
-        """Of the whole search at the claim's delta: everything that it shows, together."""
+        """The epsilon of the whole search at the claim's delta: everything that it shows, together."""
         return self.claim.epsilon
 
     @property
     def best_epsilon(self) -> float | None:
-        """What the best run would have cost alone, had it been chosen without looking: it is no claim of the search."""
+        """Return the epsilon of the best run alone, as if chosen without looking. It is no claim of the search."""
         return None if self.best is None else self.best.plan.epsilon
 
     @property
     def is_large(self) -> bool:
-        """Whether a stranger's file is not given the time that its claim takes, and it is read with `large=True`."""
+        """True if a stranger's file is not given the time that its claim takes, and it is read with `large=True`."""
         by_chance = type(self.claim.law) is not Fixed and type(self.claim.curve) is not Gaussian
         return by_chance or (self.best is not None and is_large(self.best.plan.to_dict()))
 
     def claims(self) -> dict[str, Any]:
-        """What follows from the rest; a verifier recomputes it."""
+        """Return what follows from the rest; a verifier recomputes it."""
         return {"epsilon": self.epsilon, "mu": self.claim.curve.mu, "best_epsilon": self.best_epsilon}
 
     def facts(self) -> list[tuple[str, str]]:

@@ -38,7 +38,7 @@ from anyorder.budget.log import FILTERS, Begin, BudgetLog, Limit, Spend, read_cu
 from anyorder.checks import final
 from anyorder.errors import ArgumentError, BudgetError
 from anyorder.formats import html_table, printable
-from anyorder.formatting import counted
+from anyorder.formatting import counted, rounded_up
 from anyorder.participation import KnownOrder
 from anyorder.plan.certificate import Certificate, Evidence
 from anyorder.plan.plan import CANDIDATE, Plan
@@ -48,7 +48,7 @@ _SHARE_UP = 1 + 2.0**-46  # what the rounding of one unit's own mu may have lost
 
 @final
 class Budget:
-    """What one data set may be used for, and was: an append-only file, locked against concurrent runs.
+    """A privacy budget of one data set: its limit and all runs entered, in an append-only file that is locked.
 
         ao.Budget("people.budget", epsilon=8, delta=1e-6).spend(plan)
 
@@ -314,7 +314,7 @@ class Budget:
     # -- to look -----------------------------------------------------------------------------------------------------
 
     def remaining(self) -> Remaining:
-        """What is spent, and left, now."""
+        """Return what is spent, and left, now."""
         with self._reading() as account:
             return account.remaining()
 
@@ -673,7 +673,7 @@ def _mechanism(held: Balance) -> str:
 def _law(curve: Curve) -> str:
     match curve:
         case Gaussian():
-            return f"Gaussian mechanism with mu = {curve.mu:.6g}"
+            return f"Gaussian mechanism with mu = {rounded_up(curve.mu, 6)}"
         case BoundedRange():
             return f"{curve.draws} draws of the exponential mechanism with range {curve.e0:.6g}"
         case Sampled():

@@ -60,7 +60,7 @@ class Searched:
 
     @property
     def unit(self) -> str:
-        """What is protected."""
+        """The privacy unit of the search."""
         return self.curve.unit
 
     @property
@@ -69,7 +69,7 @@ class Searched:
         return self.curve.neighbours
 
     def epsilon(self, delta: float) -> float:
-        """Of the whole search, rounded up."""
+        """The epsilon of the whole search, rounded up."""
         return search_epsilon(self.law, self.curve, delta)
 
 

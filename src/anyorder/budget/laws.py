@@ -67,11 +67,11 @@ class Fixed:
         return self.runs
 
     def to_dict(self) -> dict[str, Any]:
-        """What `from_dict` reads."""
+        """Return what `from_dict` reads."""
         return {"kind": self.kind, "runs": self.runs}
 
     def describe(self) -> str:
-        """In a phrase, for cards."""
+        """Return a phrase for cards."""
         return f"{counted(self.runs, 'run')}, all of which may be shown"
 
 
@@ -130,11 +130,11 @@ class NegativeBinomial(_OfEtaAndGamma):
         return math.exp(bisect(lambda at: _mean_of(self.eta, at) >= self.mean, inside=least, outside=-1e-9))
 
     def to_dict(self) -> dict[str, Any]:
-        """What `from_dict` reads."""
+        """Return what `from_dict` reads."""
         return {"kind": self.kind, "eta": self.eta, "mean": self.mean}
 
     def describe(self) -> str:
-        """In a phrase, for cards."""
+        """Return a phrase for cards."""
         return f"a secret number of runs, negative binomial (eta {self.eta:g}), {self.mean:g} on average"
 
 
@@ -162,11 +162,11 @@ class Geometric(_OfEtaAndGamma):
         return 1 / self.mean
 
     def to_dict(self) -> dict[str, Any]:
-        """What `from_dict` reads."""
+        """Return what `from_dict` reads."""
         return {"kind": self.kind, "mean": self.mean}
 
     def describe(self) -> str:
-        """In a phrase, for cards."""
+        """Return a phrase for cards."""
         return f"a secret number of runs, geometric, {self.mean:g} on average"
 
 
@@ -194,11 +194,11 @@ class Logarithmic(_OfEtaAndGamma):
         return NegativeBinomial(0.0, self.mean).gamma
 
     def to_dict(self) -> dict[str, Any]:
-        """What `from_dict` reads."""
+        """Return what `from_dict` reads."""
         return {"kind": self.kind, "mean": self.mean}
 
     def describe(self) -> str:
-        """In a phrase, for cards."""
+        """Return a phrase for cards."""
         return f"a secret number of runs, logarithmic, {self.mean:g} on average"
 
 
@@ -230,11 +230,11 @@ class Poisson:
         return _draw(lambda digits: _poisson_chances(self.mean, digits), source, row)
 
     def to_dict(self) -> dict[str, Any]:
-        """What `from_dict` reads."""
+        """Return what `from_dict` reads."""
         return {"kind": self.kind, "mean": self.mean}
 
     def describe(self) -> str:
-        """In a phrase, for cards."""
+        """Return a phrase for cards."""
         return f"a secret number of runs, Poisson, {self.mean:g} on average"
 
 

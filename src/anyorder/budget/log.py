@@ -409,8 +409,8 @@ class BudgetLog:
             self._check_mark(mark)
         if mark is not None and self.lines and mark[0] == self._id and len(self.lines) < mark[1]:
             raise BudgetError(
-                f"the budget file {self.path} has {len(self.lines)} lines, and {mark[1]} were written: it was cut, or "
-                f"is an older copy. What was spent is not known; put back the file that goes with {self.mark_path.name}"
+                f"the budget file {self.path} has {len(self.lines)} lines, and {mark[1]} were written: it is cut "
+                f"short, or an older copy. What was spent is not known. Put back the file of {self.mark_path.name}"
             )
 
     def _take(self, one: bytes, size: int) -> None:
@@ -446,7 +446,7 @@ class BudgetLog:
         """(id, lines, chain) of the last line that was known to be on the disk; None where there is no mark.
 
         One that a kill or a loss of power left empty, or as zeros, says nothing, and is written with the next line.
-        Raises: BudgetError for one that was altered: it can no longer tell of an end that was cut off.
+        Raises: BudgetError for one that was altered: it can no longer tell of an end that was lost.
         """
         try:
             raw = self.mark_path.read_bytes()
@@ -460,7 +460,7 @@ class BudgetLog:
         except (ValueError, KeyError, TypeError) as problem:
             raise BudgetError(
                 f"{self.mark_path}, which tells how many lines the budget file has, was altered: whether its end was "
-                "cut off is not known. Put it back; or, where you know that nothing is missing, delete it"
+                "missing is not known. Put it back; or, where you know that nothing is missing, delete it"
             ) from problem
 
     def _check_mark(self, mark: tuple[str, int, str] | None) -> None:

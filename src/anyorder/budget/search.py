@@ -460,7 +460,7 @@ def tune(
     key: bytes | None = None,
     budget: Budget | None = None,
 ) -> Search:
-    """Search for settings privately: the whole search keeps (epsilon, delta), not the best run alone.
+    """Search for settings privately. The whole search keeps (epsilon, delta), and not the best run alone.
 
         K ~ law;   settings_1 .. settings_K at random;   each run and its score keep one curve;   the best is shown
 

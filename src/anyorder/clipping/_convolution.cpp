@@ -305,4 +305,64 @@ int64_t anyorder_clip(const anyorder::Layer *layers, int64_t count, int64_t batc
     std::free(good);
     return bad;
 }
+
+// Which rows of a table are read: distinct (.., ascending) the rows, place (n,) of each read among them; of n reads, of
+// which each unit has `each` that follow each other. Reads of the row `none` (-1: no row) count for nothing: their place
+// is -1. Returns how many distinct rows there are; -1 where an id is not
+// below `size`, -2 where there is no memory, or `size` or n are above 2^32. `twice`: whether a unit reads a row twice.
+int64_t anyorder_rank(const int64_t *ids, int64_t n, int64_t each, int64_t size, int64_t none, int64_t *distinct,
+                      int64_t *place, int32_t *twice) {
+    constexpr int DIGIT = 11, VALUES = 1 << DIGIT;
+    if (size > (int64_t)1 << 32 || n > (int64_t)1 << 32) return -2;
+    uint64_t *from = (uint64_t *)std::malloc((2 * n + 1) * sizeof(uint64_t)), *memory = from, *to = from + n;
+    if (!memory) return -2;
+    *twice = 0;
+    int64_t count = 0;
+    for (int64_t i = 0; i < n; ++i) {  // an id below zero is large without its sign
+        if ((uint64_t)ids[i] >= (uint64_t)size) count = -1;
+        from[i] = (uint64_t)ids[i] << 32 | (uint64_t)i;
+    }
+    for (int shift = 32; count == 0 && shift < 64 && (uint64_t)(size - 1) << 32 >> shift; shift += DIGIT) {
+        int64_t first[VALUES] = {}, sum = 0;
+        for (int64_t i = 0; i < n; ++i) ++first[from[i] >> shift & (VALUES - 1)];
+        for (int64_t v = 0, own; v < VALUES; ++v, sum += own) own = first[v], first[v] = sum;
+        for (int64_t i = 0; i < n; ++i) to[first[from[i] >> shift & (VALUES - 1)]++] = from[i];
+        uint64_t *other = from;
+        from = to;
+        to = other;
+    }
+    for (int64_t i = 0; count >= 0 && i < n; ++i) {  // reads of one row in their order, which is that of units
+        const int64_t row = (int64_t)(from[i] >> 32), read = (int64_t)(from[i] & 0xFFFFFFFF);
+        if (row == none) {
+            place[read] = -1;
+            continue;
+        }
+        if (!count || row != distinct[count - 1])
+            distinct[count++] = row;
+        else
+            *twice |= read / each == (int64_t)(from[i - 1] & 0xFFFFFFFF) / each;
+        place[read] = count - 1;
+    }
+    std::free(memory);
+    return count;
+}
+
+// sums (rows, width) = over units b and their reads k, in this order, weights[b] g[b, k] at row place[b, k]; a weight of 0 adds nothing,
+// whatever g is. Returns whether all are finite.
+int32_t anyorder_add_rows(const float *g, const int64_t *place, const float *weights, int64_t n, int64_t each,
+                          int64_t width, float *sums, int64_t rows) {
+    memset(sums, 0, rows * width * sizeof(float));
+    for (int64_t unit = 0; unit * each < n; ++unit) {
+        const float weight = weights[unit];
+        if (weight == 0) continue;
+        for (int64_t k = unit * each; k < (unit + 1) * each; ++k) {
+            float *__restrict to = sums + place[k] * width;
+            const float *__restrict from = g + k * width;
+            for (int64_t i = 0; i < width; ++i) to[i] += from[i] * weight;
+        }
+    }
+    float sum = 0;  // of zeros, where all are finite
+    for (int64_t i = 0; i < rows * width; ++i) sum += sums[i] * 0.0f;
+    return sum == 0;
+}
 }

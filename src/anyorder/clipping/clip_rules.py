@@ -157,7 +157,7 @@ class Cut:
 
     @classmethod
     def of(cls, rule: Rule | None) -> "Cut":
-        """What a rule asks for; `Flat()` at the plan's norm if None.
+        """Return what a rule asks for; `Flat()` at the plan's norm if None.
 
         Raises: ArgumentError for what is no rule, and for a rule from elsewhere with coordinates, which no plan has, or
             that cannot be copied.
@@ -181,7 +181,7 @@ class Cut:
 
     @property
     def is_flat(self) -> bool:
-        """Whether a unit has one factor, min(1, norm / its own), at a norm that does not move."""
+        """True if a unit has one factor, min(1, norm / its own), at a norm that does not move."""
         return type(self.factors) is Flat and type(self.schedule) is FixedNorm
 
     @property

@@ -314,7 +314,7 @@ def for_each_example(function: Callable[..., Any], *tensors: Tensor) -> Any:
 
 @functools.cache
 def load() -> None:
-    """What vmap loads on its first use."""
+    """Load what vmap loads on its first use."""
     vmap(torch.neg)(torch.zeros(1))
 
 

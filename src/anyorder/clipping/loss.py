@@ -107,6 +107,7 @@ class LossWatch:
         self.kept: str | None = None
         self.known: dict[Any, tuple[list[State], State]] = {}
         self.written: dict[int, weakref.ref[Tensor]] = {}  # by memory: into which numbers of a batch were written
+        self.has_unfollowed = False  # whether a batch had what is not followed
         self.escaped = False  # whether such numbers are in memory of which no watched tensor tells: `x.data.add_(loss)`
         self._newest: Callable[[], _Tape | None] = _nothing
 
@@ -118,14 +119,17 @@ class LossWatch:
         self._newest = weakref.ref(tape)
         if (kind is tuple or kind is list) and set(map(type, batch)) == {Tensor}:  # as most batches are
             tape.followed_data = set(map(_LAYOUT, batch)) == {torch.strided}
+            self.has_unfollowed = self.has_unfollowed or not tape.followed_data
             return kind(map(tape.of_batch, batch))
         tape.followed_data = _all_followed(batch)
+        self.has_unfollowed = self.has_unfollowed or not tape.followed_data
         return _changed(batch, tape.of_batch)
 
     def outputs(self, outputs: Any, given: Any = ()) -> Any:
         """The outputs of the model, called with `given`. One row is watched for what earlier batches may add to it.
 
-        Raises: ModelError where rows were joined in what the model was given (mixup, statistics of the batch).
+        Raises: ModelError where rows were joined in what the model was given (mixup, statistics of the batch), or stand
+            in another order than in another argument or another pass (negatives that are other examples).
         """
         if type(outputs) is Tensor:
             size = outputs.shape[0] if outputs.requires_grad and outputs.dim() else 0
@@ -135,6 +139,9 @@ class LossWatch:
         if not size:
             return outputs
         tape, axis = self._tape_of(given, size)
+        if any(earlier[0] == axis[0] and earlier != axis for earlier in tape.passes):
+            raise _other_rows("the model was called twice on the batch, with its rows in two orders")
+        tape.passes.append(axis)
         if type(outputs) is Tensor:
             return tape.output(outputs, axis)
 
@@ -142,6 +149,38 @@ class LossWatch:
             return tape.output(leaf, axis) if leaf.requires_grad and leaf.dim() else leaf
 
         return _changed(outputs, watched)
+
+    def is_released(self, given: Any) -> bool:
+        """Whether the model is called on tensors that require gradients, of which none is of a batch: a generator's.
+
+        Not where batches have things of which tensors could be made that nobody follows, such as texts.
+        """
+        leaves = _flat(given)
+        if self.has_unfollowed or any(type(leaf) is _Watched for leaf in leaves):
+            return False
+        return any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves)
+
+    def check_chain(self, given: Any) -> None:
+        """Let a network be given what another made of the same batch, so that gradients go back through both.
+
+        They stay with their rows if what lies between is known to keep rows apart, and no other tensor gets any.
+
+        Raises: ModelError for any other tensor that requires gradients.
+        """
+        for leaf in _flat(given):
+            with private.WithoutSubclasses():
+                needs = isinstance(leaf, Tensor) and leaf.requires_grad
+                start = leaf.grad_fn if needs else None
+            if not needs:
+                continue
+            tape, number = _place(leaf) if type(leaf) is _Watched else (None, -1)
+            if tape is None or tape.closed or start is None:
+                raise _needs_gradients()
+            reached, own, leaves = _walk(start, tape.trusted)
+            state = tape.states[number]
+            if not reached or own or leaves or not isinstance(state, ByRow) or state.dim != 0:
+                raise _needs_gradients()
+            tape.given_on |= tape._needed(number)[1]
 
     def check_target(self, written: Any) -> None:
         """Refuse to write numbers of a batch into the model, of which they would be told and move later gradients.
@@ -168,10 +207,12 @@ class LossWatch:
         return tensor.untyped_storage().data_ptr() in self.written
 
     def looked(self, outputs: Any, given: Any) -> Any:
-        """Outputs that no gradient leaves, of a batch whose loss is still to come: for looking, not for the loss."""
+        """Outputs that no gradient leaves, of this batch or an earlier one: for looking, not for a loss."""
         tapes = [_place(leaf)[0] for leaf in _flat(given) if type(leaf) is _Watched]
         tape = next((tape for tape in tapes if tape is not None and not tape.closed), None)
-        return outputs if tape is None else _changed(outputs, lambda leaf: tape.follow(leaf, _LOOKED))
+        if tape is not None:
+            return _changed(outputs, lambda leaf: tape.follow(leaf, _LOOKED))
+        return _changed(outputs, functools.partial(_as_earlier, tapes[0])) if tapes else outputs
 
     def _tape_of(self, given: Any, size: int) -> "tuple[_Tape, tuple[Any, ...]]":
         """Where the batch is written down that the model was called with, and which rows of it these are."""
@@ -188,9 +229,22 @@ class LossWatch:
                 raise ModelError(
                     f"the model was given a tensor that {state.why}: give it rows of single examples, as the loader did"
                 )
-            if found is None and tape is not None and isinstance(state, ByRow) and state.dim == 0 and state.inner == 1:
-                with private.WithoutSubclasses():
-                    found = (tape, state.axis) if leaf.shape[0] == size else None
+            if tape is None or state is None or state is _OF_BATCH:
+                continue
+            if isinstance(state, NoRule):  # of the rows, as far as anybody knows
+                tape.assumed = True
+                continue
+            with private.WithoutSubclasses():
+                in_rows = isinstance(state, ByRow) and state[1:] == (0, 1) and leaf.shape[0] == size
+            if not isinstance(state, ByRow) or not in_rows:
+                raise ModelError(
+                    "the model was given a tensor of the batch whose first dimension does not go over the examples, "
+                    "so that one example moves the gradients of others: give it rows of single examples, as the loader "
+                    "did"
+                )
+            if found is not None and found != (tape, state.axis):
+                raise _other_rows("the model was given the batch's rows in two orders at once")
+            found = tape, state.axis
         if found is not None:
             return found
         newest = self._newest()
@@ -348,6 +402,8 @@ class _Tape:
         self.gradients: dict[tuple[int, int], Tensor] | None = None
         self.trusted: list[Any] = []  # nodes of autograd behind which rows are alone
         self.nodes: dict[int, int] = {}  # of outputs: of which batch they are
+        self.given_on: set[int] = set()  # what a network was given that another made, and what that was made of
+        self.passes: list[tuple[Any, ...]] = []  # the axes of the rows that the model was called on
         self.used: set[int] = set()  # batches whose gradients came
         self.into: tuple[_Tape, int] | None = None
         self._alive: list[weakref.ref[Tensor]] = []
@@ -421,6 +477,8 @@ class _Tape:
         self.foreign |= {i + operands for i in other.foreign}
         self.trusted += other.trusted
         self.nodes |= {node: axis + batches for node, axis in other.nodes.items()}
+        self.given_on |= {n + offset for n in other.given_on}
+        self.passes += [(axis[0] + batches, *axis[1:]) for axis in other.passes]
         self._alive += other._alive
         self.exposed = self.exposed or other.exposed
         self.of_numbers = self.of_numbers or other.of_numbers
@@ -683,6 +741,8 @@ class _Tape:
         if isinstance(state, (Coupled, Picked)):
             why = state.why if isinstance(state, Coupled) else "is of what a mask chose"
             raise ModelError(f"the loss couples examples: it {why}; {_CURE}")
+        if self.exposed and self.given_on:  # what lies between networks is not run again
+            raise _unseen()
         if isinstance(state, (Total, ByRow, OfRow)) and not self.exposed:
             return "proved"
         self.gradients = self._of_single_rows(number)
@@ -701,6 +761,8 @@ class _Tape:
         written = any(private.version(r.tensor) != r.version for r in roots)
         if len(axes) != 1 or written or operands & self.foreign:
             raise _cannot_map("it is made of two batches, or of rows in another order, or was written in place")
+        if any(r.port is not None and r.number in self.given_on for r in roots):
+            raise _cannot_map("it uses what one network made, and what another made of that")
         size = len(roots[0].tensor)
         by_row = [
             i for i in sorted(operands)
@@ -818,6 +880,40 @@ def _cannot_map(why: str) -> ModelError:
 _ids = itertools.count()
 
 
+def _needs_gradients() -> ModelError:
+    return ModelError(
+        "the tensors given to the model must not require gradients: what came before the model would get a gradient "
+        "that is not private. Detach them, or put those layers into the model; networks of one make_private may be "
+        "given one another's outputs, and what is made of them row by row. For a gradient penalty take "
+        "torch.func.grad inside of forward"
+    )
+
+
+class _Released(torch.autograd.Function):
+    """An output that a gradient leaves for what came before the model, and for no parameter of it."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor) -> Tensor:
+        ctx.of_released = True
+        return output.view_as(output)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+def of_released(output: Tensor) -> Tensor:
+    """An output on such tensors: a loss of it and of a batch is refused."""
+    return _Released.apply(output)  # type: ignore[no-any-return,no-untyped-call]
+
+
+def _other_rows(what: str) -> ModelError:
+    return ModelError(
+        f"{what} (negatives that are other examples of the batch, perhaps): a unit's gradient would be of another "
+        "unit's data too. Pair what belongs to one example, and let the data set give each example its own negatives"
+    )
+
+
 class _Boundary(torch.autograd.Function):
     """Where the loss begins, for outputs that no autograd function of the package made."""
 
@@ -854,6 +950,12 @@ def _walk(start: Any, trusted: Sequence[Any]) -> tuple[bool, bool, list[Tensor]]
         if node in seen:
             continue
         seen.add(node)
+        if isinstance(node, BackwardCFunction) and "of_released" in vars(node):
+            raise ModelError(
+                "the loss joins numbers of the batch with outputs of the private model on tensors that require "
+                "gradients, a generator's perhaps: it would train on private data what no noise covers. In the private "
+                "model's own step detach them, model(fake.detach()); leave the batch out of the generator's step"
+            )
         if node in trusted or (isinstance(node, BackwardCFunction) and "of_outputs" in vars(node)):
             reached = True
             continue
@@ -1090,6 +1192,9 @@ class _Watched(Tensor):
                     "the batch that it was not given: they are those of all examples, which would move the gradients "
                     "of others. Give them to it as further arguments"
                 )
+            if func in _BACK:
+                for output in pytree.tree_leaves(args[0] if args else kwargs["outputs"]):
+                    _walk(output.grad_fn, ())  # which refuses those of a generator
             tape = _tape_of(args, kwargs)
             if tape is None or tape.closed:
                 return _of_earlier(tape, func, args, kwargs)
@@ -1128,7 +1233,7 @@ class _Watched(Tensor):
 @functools.cache
 def _is_ordinary(func: Any) -> bool:
     """Whether a function goes to `_Tape.call` in any case."""
-    others = _READS | _TAKES | _HOOKS | {Tensor.backward, torch.autograd.backward, Tensor.__iter__}
+    others = _READS | _TAKES | _HOOKS | {*_BACK, Tensor.backward, torch.autograd.backward, Tensor.__iter__}
     return func not in others and getattr(func, "__name__", "") not in ("__set__", "__get__")
 
 
@@ -1251,13 +1356,8 @@ def _place(watched: Any) -> tuple[_Tape | None, int]:
 def _of_earlier(tape: _Tape | None, func: Any, args: Any, kwargs: Any) -> Any:
     """A function of tensors of a batch whose backward pass has run: the results are of it too."""
     if func is Tensor.backward:
+        _walk(args[0].grad_fn, ())
         return func(*unwatched(args), **unwatched(kwargs))  # type: ignore[no-untyped-call]
-
-    def earlier(tensor: Any) -> Any:
-        if type(tensor) is not _Watched:
-            tensor = tensor.as_subclass(_Watched)
-            tensor.tape = tape
-        return tensor
 
     sets = getattr(func, "__name__", "") == "__set__" and isinstance(args[1], Tensor)
     written = [*args[:1]] if sets or _writes(func) else [kwargs["out"]] if kwargs.get("out") is not None else []
@@ -1272,7 +1372,15 @@ def _of_earlier(tape: _Tape | None, func: Any, args: Any, kwargs: Any) -> Any:
         if type(one) is Tensor:
             one.__class__ = _Watched
             one.tape = tape  # type: ignore[attr-defined]
-    return pytree.tree_map_only(Tensor, earlier, result)
+    return pytree.tree_map_only(Tensor, functools.partial(_as_earlier, tape), result)
+
+
+def _as_earlier(tape: _Tape | None, tensor: Any) -> Any:
+    """A tensor, watched as one of a batch whose backward pass has run."""
+    if type(tensor) is not _Watched:
+        tensor = tensor.as_subclass(_Watched)
+        tensor.tape = tape
+    return tensor
 
 
 def _is_shown_elsewhere(written: Any) -> bool:

@@ -162,10 +162,9 @@ def _reentrant(function: Callable[..., Any], preserve_rng_state: bool, *args: An
     return function(*args)
 
 
-def _other_variant(
-    function: Any, preserve_rng_state: Any, context_fn: Callable[[], Any], *_: Any, **kwargs: Any
-) -> Iterator[None]:
-    """What `checkpoint` begins before it runs the segment, and ends after it."""
+def _other_variant(*args: Any, **kwargs: Any) -> Iterator[None]:
+    """What `checkpoint` begins before it runs the segment, and ends after it; `context_fn` has a name since 2.14."""
+    context_fn = kwargs["context_fn"] if "context_fn" in kwargs else args[2]
     with context_fn()[0]:
         yield
 

@@ -11,8 +11,11 @@ import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -20,18 +23,20 @@ from anyorder import checks
 from anyorder._library import CLIPPING_SOURCES, PATHS, WARNING, load, parallel
 from anyorder.errors import ClippingWarning
 
-__all__ = ["available", "clip", "convolution", "describe", "squares", "warn_if_missing"]
+__all__ = [
+    "Ranked", "add_rows", "available", "clip", "convolution", "describe", "ranked", "squares", "warn_if_missing",
+]  # fmt: skip
 
 _LARGE = 1 << 20  # parameters from which the missing library is worth a word
 
 
 def available() -> bool:
-    """Whether the library can be used here."""
+    """True if the library can be used here."""
     return _path() is not None
 
 
 def describe() -> str:
-    """What is in use, in words."""
+    """Return what is in use, in words."""
     path = _path()
     return f"compiled, {PATHS[path]}" if path is not None else f"torch ({_missing()})"
 
@@ -145,6 +150,67 @@ def clip(
     return bad, weights
 
 
+class Ranked(NamedTuple):
+    """Which rows of a table are read.
+
+    Attributes:
+        distinct: (R,) int64, the rows, ascending.
+        place: (n,) int64, of each read among them.
+        twice: whether a unit reads a row twice.
+    """
+
+    distinct: NDArray[np.int64]
+    place: NDArray[np.int64]
+    twice: bool
+
+
+def ranked(ids: NDArray[np.int64], size: int, each: int = 1, none: int = -1) -> Ranked:
+    """The rows of n reads, of which each unit has `each` that follow each other.
+
+    Args:
+        ids: (n,) contiguous.
+        size: rows of the table.
+        none: a row whose reads count for nothing, and have the place -1.
+    Raises: ValueError for ids that are not from 0 to size - 1.
+    """
+    n, library = len(ids), _library() if available() else None
+    distinct, place, twice = np.empty(n, np.int64), np.empty(n, np.int64), ctypes.c_int32()
+    count = -2
+    if library is not None:
+        count = library.anyorder_rank(
+            ids.ctypes.data, n, each, size, none, distinct.ctypes.data, place.ctypes.data, ctypes.byref(twice)
+        )
+    if count == -1 or (count == -2 and n and not 0 <= ids.min() <= ids.max() < size):
+        raise ValueError("ids of other rows than the table has")
+    if count >= 0:
+        return Ranked(distinct[:count], place, bool(twice))
+    distinct, places = np.unique(ids[ids != none], return_inverse=True)
+    place[:] = -1
+    place[ids != none] = places
+    order = np.argsort(place, kind="stable")  # of the reads of a row, in the order of units
+    unit, row = order // each, place[order]
+    again = (unit[1:] == unit[:-1]) & (row[1:] == row[:-1]) & (row[1:] >= 0)
+    return Ranked(distinct, place, bool(again.any()))
+
+
+def add_rows(g: Tensor, weights: Tensor, place: NDArray[np.int64], rows: int) -> Tensor | None:
+    """(rows, D), the sum over units b and their reads t of weights[b] g[b, t], at the row `place` of the read.
+
+    Args:
+        g: (B, T, D) float32 on the CPU, contiguous.
+        weights: (B,) float32; one of 0 adds exactly zero, whatever g is.
+        place: (B T,).
+    Returns: None where a sum is not finite.
+    """
+    library = _library()
+    assert library is not None
+    sums = torch.empty(rows, g.shape[2])
+    finite = library.anyorder_add_rows(
+        g.data_ptr(), place.ctypes.data, weights.data_ptr(), len(place), g.shape[1], g.shape[2], sums.data_ptr(), rows
+    )
+    return sums if finite else None
+
+
 @functools.cache
 def _library() -> ctypes.CDLL | None:
     library = load(_file(), CLIPPING_SOURCES)
@@ -159,6 +225,9 @@ def _library() -> ctypes.CDLL | None:
     number, real = ctypes.c_int64, ctypes.c_double
     library.anyorder_clip.argtypes = [pointer, number, number, real, real, ctypes.c_float, pointer, ctypes.c_int]
     library.anyorder_clip.restype = number
+    library.anyorder_rank.argtypes = [pointer, *(4 * [number]), *(3 * [pointer])]
+    library.anyorder_rank.restype = number
+    library.anyorder_add_rows.argtypes = [*(3 * [pointer]), number, number, number, pointer, number]
     return library
 
 

@@ -593,6 +593,11 @@ class EmbeddingUse(Use):
     def held(self) -> tuple[Tensor, ...]:
         return self.ids, self.output_gradients
 
+    def lookups(self) -> tuple[Tensor, Tensor] | None:
+        """Ids and what came back, where the compiled library takes them."""
+        g = self.output_gradients
+        return (self.ids, g) if self.padding is None and g.dtype == torch.float32 and self.ids.numel() else None
+
     def gradients(self, rows: Rows) -> Tensor:
         ids, g = self.ids[rows], self.output_gradients[rows].to(self.dtype)
         offset = torch.arange(len(ids), device=ids.device)[:, None] * self.size
@@ -1101,7 +1106,7 @@ class SparseTables:
         """(V, D), the sum of nobody."""
         table = self.by_name[name]
         none = torch.zeros(0, dtype=torch.int64, device=device)
-        return _sparse(none, torch.zeros(0, table.width, dtype=dtype, device=device), (table.num_rows, table.width))
+        return sparse_rows(none, torch.zeros(0, table.width, dtype=dtype, device=device), (table.num_rows, table.width))
 
     def counts(self, settled: Mapping[str, Settled], units: int, device: torch.device) -> dict[str, Tensor]:
         """{count_of(table): (V,) sparse float64}, how many units read each row, weighted; nothing without count_norm.
@@ -1125,7 +1130,7 @@ class SparseTables:
         result = {}
         for name, rows in read.items():
             values = weights.new_zeros(len(rows.distinct)).index_add_(0, rows.place, weights[rows.owner])
-            result[count_of(name)] = _sparse(rows.distinct, values, (self.by_name[name].num_rows,))
+            result[count_of(name)] = sparse_rows(rows.distinct, values, (self.by_name[name].num_rows,))
         return result
 
 
@@ -1159,25 +1164,13 @@ def _each_once(use: EmbeddingUse, units: UnitMap) -> Settled | None:
 
     Each example is a unit; so in the order in which rows were read the units ascend, those of each row too.
     """
-    ids, owner, rows = _reads(use, units)
-    flat, unit = ids.numpy(), owner.numpy()
-    bits = max(0, len(flat) - 1).bit_length()
-    if not len(flat) or use.size << bits > 1 << 62:
+    ids = use.ids.long().contiguous().view(-1).numpy()
+    found = native.ranked(ids, use.size, use.ids.shape[1], -1 if use.padding is None else use.padding)
+    if found.twice:
         return None
-    # Sorted with their places, which is faster than sorting places by them.
-    keys = np.sort(flat << bits | np.arange(len(flat)))
-    ranked, order = keys >> bits, keys & ((1 << bits) - 1)
-    by = unit[order]
-    same = ranked[1:] == ranked[:-1]
-    if (same & (by[1:] == by[:-1])).any():
-        return None
-    first = np.empty(len(flat), bool)
-    first[0] = True
-    np.logical_not(same, out=first[1:])
-    place = np.empty(len(flat), np.int64)
-    place[order] = first.cumsum() - 1
-    read = RowsRead(owner, torch.from_numpy(place), torch.from_numpy(ranked[first]))
-    return _settled(rows, read, use.shape, units)
+    _, owner, rows = _reads(use, units)
+    place = found.place if use.padding is None else found.place[found.place >= 0]
+    return _settled(rows, RowsRead(owner, torch.from_numpy(place), torch.from_numpy(found.distinct)), use.shape, units)
 
 
 def _settled(rows: Tensor, read: RowsRead, shape: Sequence[int], units: UnitMap) -> Settled:
@@ -1187,7 +1180,7 @@ def _settled(rows: Tensor, read: RowsRead, shape: Sequence[int], units: UnitMap)
 
     def total(weights: Weights) -> Tensor:
         summed = weights.add_rows(rows, owner, place, to=rows.new_zeros(len(distinct), rows.shape[1]))
-        return _sparse(distinct, summed, shape)
+        return sparse_rows(distinct, summed, shape)
 
     return Settled(squares, total, rows=read)
 
@@ -1202,6 +1195,6 @@ def _reads(use: EmbeddingUse, units: UnitMap) -> tuple[Tensor, Tensor, Tensor]:
     return ids[read].long(), owner[read], g[read]
 
 
-def _sparse(ids: Tensor, values: Tensor, shape: Sequence[int]) -> Tensor:
+def sparse_rows(ids: Tensor, values: Tensor, shape: Sequence[int]) -> Tensor:
     """A coalesced tensor of rows at ascending ids."""
     return torch.sparse_coo_tensor(ids[None], values, tuple(shape), is_coalesced=True, check_invariants=False)

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from operator import attrgetter
 from typing import Any
@@ -54,6 +54,7 @@ from anyorder.clipping.norms import (
     round_down,
     settle,
     settle_lookups,
+    sparse_rows,
     sums_of,
 )
 from anyorder.clipping.program import (
@@ -104,6 +105,7 @@ class PerUnitClipping(ABC):
         clip_norm: float,
         scale: float,
         receive: Receive,
+        passes: "Passes | None" = None,
     ) -> Any:
         """The module's outputs; their backward calls `receive` once with the sum of clipped gradients.
 
@@ -116,6 +118,8 @@ class PerUnitClipping(ABC):
             receive: called during backward with {parameter name: sum}, one entry for each trainable parameter, in
                 float32 (float64 where the parameter is), and for what the schedule counts; `p.grad` is never
                 written.
+            passes: shared by all passes over one batch, whose gradients are added for each unit before it is clipped;
+                `receive` of one of them is called. None: this pass is clipped by itself.
         Returns: the outputs, tensors with leading dimension B, attached to autograd. With gradients disabled they
             are detached, and `receive` is never called.
 
@@ -125,7 +129,7 @@ class PerUnitClipping(ABC):
             NonFiniteError: in backward, under non_finite="refuse", a unit's gradient is NaN or infinite; `receive` is
                 not called.
             TrainingError: in backward, a second time on the same outputs, or with create_graph=True, or after a
-                parameter or an input was changed in place.
+                parameter or an input was changed in place; for a further pass that runs in another way.
         """
 
     def draws_nothing(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -143,6 +147,84 @@ class PerUnitClipping(ABC):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on with what another such engine found out."""
         del state
+
+
+class Passes:
+    """The passes of a model over one batch, whose gradients are added for each unit before it is clipped.
+
+        sum over units u of  clip(scale * sum over passes p, sum_{i in u} grad l_pi)
+
+    To clip each pass by itself would let a unit add as many times clip_norm as there are passes. All passes end, on the
+    way back, at one leaf of the graph, `root`: autograd comes there once, when every pass that the loss is made of has
+    been back, and a hook there makes the sum. Where there is one pass, it makes the sum at its own end.
+
+    Attributes:
+        chained: whether the next pass is given what an earlier one made, and gradients go back through both.
+        count: the passes that were made forward.
+        sums: of the public shapes of the batch that are done, where its rows have several; see `ByShape`.
+    """
+
+    def __init__(self) -> None:
+        self.count, self.chained, self.sums = 0, False, []  # type: ignore[var-annotated]
+        self._way: Any = None
+        self._root: Tensor | None = None
+        self._hook: Any = None
+        self._back: list[Any] = []
+        self._finish: Callable[[list[Any]], None] | None = None
+        self._parts: defaultdict[int, Passes] = defaultdict(Passes)
+        self._done = False
+
+    def part(self, number: int) -> "Passes":
+        """Those over the rows of one public shape, of which each unit has one."""
+        return self._parts[number]
+
+    def root(self, device: torch.device) -> Tensor:
+        """The leaf at which each pass ends."""
+        if self._root is None:
+            self._root = torch.zeros((), device=device, requires_grad=True)
+        return self._root
+
+    def made(self, *way: Any) -> None:
+        """One more pass was made forward, in this way; all passes of a batch are made in one."""
+        if self.count and way != self._way:
+            raise TrainingError(
+                "the passes over this batch run in different ways (at once, in chunks, or with a gradient for each "
+                "example), so that what they add to a unit cannot be joined before it is clipped; pass chunk_size= to "
+                "make_private, or give it one module whose forward makes all passes"
+            )
+        self._way, self.count = way, self.count + 1
+        if self.count == 2 and self._root is not None:
+            self._hook = self._root.register_hook(self._all_back)  # type: ignore[no-untyped-call]
+
+    @property
+    def several(self) -> bool:
+        """Whether a pass has to wait for others."""
+        return self.count > 1
+
+    def back(self, finish: Callable[[list[Any]], None], of_pass: Any) -> None:
+        """A pass has been back; `finish` makes the sum of all."""
+        if self._done:
+            raise TrainingError(
+                "backward ran a second time in one step, through another pass over the same batch: each unit is "
+                "clipped once a step, over all passes together. Add the losses and call backward once"
+            )
+        self._finish = finish
+        self._back.append(of_pass)
+
+    def _all_back(self, gradient: Tensor | None) -> None:
+        del gradient
+        back, self._back, self._done = self._back, [], True
+        self._hook.remove()  # it would hold this, and this holds the leaf
+        self._root = None
+        if self._finish is not None and back:
+            self._finish(back)
+
+
+def _whole_batch() -> ModelError:
+    return ModelError(
+        "a network is given what another made, so that gradients go back through both, and the batch does not go "
+        "through it at once: leave chunk_size out, or give make_private one module whose forward calls both"
+    )
 
 
 def _check_groups(groups: Tensor, size: int) -> None:
@@ -192,6 +274,10 @@ class TorchState:
             for device, state in zip(self.devices, self.random[1:], strict=True):
                 torch.cuda.set_rng_state(state, device)
             yield
+
+    def going_on(self) -> "TorchState":
+        """The same settings, with the random numbers from where they are now."""
+        return replace(self, random=TorchState.now(self.devices[0] if self.devices else torch.device("cpu")).random)
 
 
 _NO_STATE = TorchState((), (), ())
@@ -255,6 +341,7 @@ class Pass:
         receive: takes the `Sums`.
         tables: the parameters that are read by lookups alone.
         recorder: writes the forward pass down, or None.
+        passes: of the same batch, with which this one is clipped together; None: it is clipped by itself.
     """
 
     def __init__(
@@ -270,7 +357,9 @@ class Pass:
         receive: Callable[[Sums], None],
         tables: SparseTables = NO_TABLES,
         recorder: Recorder | None = None,
+        passes: Passes | None = None,
     ) -> None:
+        self._passes = passes
         self._module, self._call, self.parameters, self._settings = module, call, parameters, settings
         self._recorder = recorder
         self._cut, self._clip_norm, self._scale, self._receive = cut, clip_norm, scale, receive
@@ -287,15 +376,19 @@ class Pass:
 
     # -- forward -----------------------------------------------------------------------------------------------------
 
-    def outputs(self, tensors: Tensors, direct_bytes: int | None = None) -> tuple[Tensors, Tensors, Tensor]:
+    def outputs(
+        self, tensors: Tensors, direct_bytes: int | None = None, root: Tensor | None = None
+    ) -> tuple[Tensors, Tensors, Tensor]:
         """The module's output tensors on the given examples: those that are differentiable, and the others.
 
         The third is a scalar on which all outputs depend.
 
+        Args:
+            root: where the graph of all passes begins; None: this one begins by itself.
         Raises: TooLarge if autograd would make more than direct_bytes of per-example gradients.
         """
         size = len(tensors[0])
-        root = torch.zeros((), device=self._device, requires_grad=True)
+        root = torch.zeros((), device=self._device, requires_grad=True) if root is None else root
         if isinstance(self._call, Replay):
             return self._replayed(self._call, root, direct_bytes)
         call, recorder = self._call, self._recorder
@@ -402,11 +495,12 @@ class Pass:
             self._keep(part, use)
 
     def _keep(self, part: ParameterView, use: Use) -> None:
-        if self._expected[part.name] > 1 or isinstance(use, DirectUse):
+        together = self._passes is not None and self._passes.several
+        if together or self._expected[part.name] > 1 or isinstance(use, DirectUse):
             self._uses[part.name].append((part, use))
             return
         versions = use.versions()
-        if self._is_compiled and use.rows() is not None:  # by `_at_once`, at the end
+        if self._is_compiled and self._rows_of(part.name, use) is not None:  # by `_at_once`, at the end
             self._versions.append((part.name, use, versions))
             self._uses[part.name].append((part, use))
             return
@@ -430,6 +524,26 @@ class Pass:
             with tape.paused():
                 tape.end(direct, () if rows is None else list(rows.values()), self._expected)
                 return self.finish(direct)
+        if self._passes is not None and self._passes.several:
+            return self._passes.back(Pass._finish_all, (self, direct))
+        self._finish(direct)
+        return None
+
+    @staticmethod
+    def _finish_all(back: "list[tuple[Pass, Mapping[str, Tensor]]]") -> None:
+        """The same of all passes over the batch: what enters and leaves a parameter in any of them is a use of it."""
+        (first, own), *others = back
+        direct = dict(own)
+        for other, further in others:
+            for name, uses in other._uses.items():
+                first._uses[name] += uses
+            for name, gradients in further.items():
+                direct[name] = direct[name] + gradients if name in direct else gradients
+            other._uses = defaultdict(list)
+        first._finish(direct)
+
+    @torch.no_grad()
+    def _finish(self, direct: Mapping[str, Tensor]) -> None:
         if self._tables.by_name:
             self._refuse(direct)
         self._check_versions()
@@ -466,15 +580,21 @@ class Pass:
                 return None
             uses = [use for _, use in entered]
             uses += [DirectUse(direct[name], self._dtypes[name])] if name in direct else []
-            found[name] = uses[0].rows() if len(uses) == 1 else None
+            found[name] = self._rows_of(name, uses[0]) if len(uses) == 1 else None
             if found[name] is None and uses:
                 return None
         return found
 
+    def _rows_of(self, name: str, use: Use) -> tuple[Tensor | None, Tensor] | None:
+        """Of a table its lookups."""
+        if name not in self._tables.by_name:
+            return use.rows()
+        return use.lookups() if isinstance(use, EmbeddingUse) else None
+
     def _at_once(self, direct: Mapping[str, Tensor]) -> Sums | None:
         """All of it in one call. None where the numbers ask for float64, which what follows then takes."""
-        rows = self._rows(direct)
-        return None if rows is None else sums_at_once(self.parameters, rows, self._scale, self._clip_norm, self._units)
+        rows, numbers = self._rows(direct), (self._scale, self._clip_norm)
+        return None if rows is None else sums_at_once(self.parameters, rows, *numbers, self._units, self._tables)
 
     def _settle(self, name: str, direct: Tensor | None) -> Settled | None:
         parameter, uses = self.parameters[name], self._uses[name]
@@ -547,24 +667,49 @@ class Pass:
 
 
 Rows = dict[str, tuple[Tensor | None, Tensor] | None]
-"""Of each parameter the a and g of its one use, see `Use.rows`; None where it has no gradient."""
+"""Of each parameter the a and g of its one use, see `Use.rows`, of a table ids and g; None where it has no gradient."""
 
 
 def sums_at_once(
-    parameters: Mapping[str, Tensor], rows: Rows, scale: float, clip_norm: float, units: UnitMap
+    parameters: Mapping[str, Tensor], rows: Rows, scale: float, clip_norm: float, units: UnitMap, tables: SparseTables
 ) -> Sums | None:
-    """Norms, weights and sums by one call of the compiled library, into one vector of which the sums are views."""
-    sizes = list(map(Tensor.numel, parameters.values()))
-    parts = torch.empty(sum(sizes)).split_with_sizes(sizes)
-    sums, layers = {}, []
-    for name, part in zip(parameters, parts, strict=True):
-        own = sums[name] = part if parameters[name].dim() == 1 else part.view(parameters[name].shape)
-        if (pair := rows[name]) is None:
-            own.zero_()
+    """Norms, weights and sums by the compiled library, into one vector of which the dense sums are views.
+
+    What a unit adds to a table, where it reads no row twice, is what came back to its reads: its norm is theirs.
+    """
+    dense = {name: p for name, p in parameters.items() if name not in tables.by_name}
+    sizes = list(map(Tensor.numel, dense.values()))
+    parts = iter(torch.empty(sum(sizes)).split_with_sizes(sizes))
+    sums: dict[str, Tensor] = {}
+    layers: list[tuple[Tensor | None, Tensor, Tensor | None]] = []
+    read: list[tuple[str, Tensor, native.Ranked]] = []
+    for name in parameters:
+        pair, table = rows[name], tables.by_name.get(name)
+        if table is None:
+            part, shape = next(parts), parameters[name].shape
+            own = sums[name] = part if len(shape) == 1 else part.view(shape)
+            if pair is None:
+                own.zero_()
+            else:
+                layers.append((*pair, own))
+        elif pair is None:
+            sums[name] = tables.nothing(name, torch.float32, units.index.device)
         else:
-            layers.append((*pair, own))
+            ids, g = pair
+            assert ids is not None
+            ranked = native.ranked(ids.reshape(-1).long().numpy(), table.num_rows, ids.shape[1])
+            if ranked.twice:
+                return None
+            g = g.contiguous()
+            read.append((name, g, ranked))
+            layers.append((None, g.view(len(g), -1), None))
     # Just under clip_norm, as in `Pass._clipped`.
-    bad = native.clip(layers, scale, clip_norm * (1 - _SLACK), LARGE)[0] if layers else 0
+    bad, weights = native.clip(layers, scale, clip_norm * (1 - _SLACK), LARGE) if layers else (0, torch.empty(0))
+    for name, g, ranked in read if bad >= 0 else ():
+        summed = native.add_rows(g, weights, ranked.place, len(ranked.distinct))
+        if summed is None:
+            return None
+        sums[name] = sparse_rows(torch.from_numpy(ranked.distinct), summed, (tables.by_name[name].num_rows, g.shape[2]))
     return Sums(sums, bad, units.count) if bad >= 0 else None
 
 
@@ -578,7 +723,7 @@ def can_sum_at_once(parameters: Mapping[str, Tensor], units: UnitMap, cut: Cut, 
         and units.count > 0
         and units.index.device.type == "cpu"
         and cut.is_flat
-        and not tables.by_name
+        and tables.count_norm is None
         and native.available()
         and torch.float64 not in set(map(_DTYPE, parameters.values()))
     )
@@ -709,18 +854,22 @@ class GhostClipping(PerUnitClipping):
         clip_norm: float,
         scale: float,
         receive: Receive,
+        passes: Passes | None = None,
     ) -> Any:
         """The module's outputs on each example alone; see `PerUnitClipping.forward`."""
+        passes = Passes() if passes is None else passes
         found, self._found = self._found, None
         is_still = found is not None and found[0] is args
-        _, arguments, key, program = found if found is not None and is_still else self._look(args, kwargs)
+        known = found is not None and is_still
+        _, arguments, key, program = found if known else self._look(args, kwargs, passes.chained)  # type: ignore[misc]
         nothing = not arguments.size or not torch.is_grad_enabled()
         if program is not None and program.tape is not None:
             _check_groups(groups, arguments.size)
             if self._last_numbers != (clip_norm, scale):
                 clip_norm, scale = checks.positive("clip_norm", clip_norm), checks.positive("scale", scale)
                 self._last_numbers = clip_norm, scale
-            job = self._job(program.tape.parameters, Replay(program, arguments), groups, clip_norm, scale, receive)
+            replay = Replay(program, arguments)
+            job = self._job(program.tape.parameters, replay, groups, clip_norm, scale, receive, passes)
             if (taped := job.taped(program.tape)) is not None:
                 return taped
             if is_still:
@@ -737,7 +886,8 @@ class GhostClipping(PerUnitClipping):
         if arguments.size:
             scale = checks.positive("scale", scale)
         if (nothing or self._unmapped) and not tables:  # nothing to clip, or not by this engine
-            return self._other(args, kwargs, groups=groups, clip_norm=clip_norm, scale=scale, receive=receive)
+            options = {"groups": groups, "clip_norm": clip_norm, "scale": scale, "receive": receive, "passes": passes}
+            return self._other(args, kwargs, **options)
         recorder = self.programs.recorder(key) if program is None else None
         start = TorchState.now(arguments.tensors[0].device)
         call: ExampleCall | Replay
@@ -745,7 +895,7 @@ class GhostClipping(PerUnitClipping):
             call = ExampleCall(self._module, arguments, self._made, mapped=self._mapped)
         else:
             call = Replay(program, arguments)
-        job = self._job(parameters, call, groups, clip_norm, scale, receive)
+        job = self._job(parameters, call, groups, clip_norm, scale, receive, passes)
         job.settings, job.recorder = start, recorder
         while True:
             try:
@@ -770,7 +920,8 @@ class GhostClipping(PerUnitClipping):
                         "are trained like any other parameter"
                     ) from cause
                 self._unmapped, self._mapped = True, False
-                outputs = self._other(args, kwargs, groups=groups, clip_norm=clip_norm, scale=scale, receive=receive)
+                options = {"groups": groups, "clip_norm": clip_norm, "scale": scale, "receive": receive}
+                outputs = self._other(args, kwargs, **options, passes=passes)
                 warnings.warn(
                     f"{type(self._module).__name__} is clipped in two passes, which takes up to twice as long, since "
                     f"the one-pass engine cannot run it ({type(cause).__name__}: {str(cause).partition(chr(10))[0]})",
@@ -788,10 +939,12 @@ class GhostClipping(PerUnitClipping):
                 half = max(1, (self._chunk_size or arguments.size) // 2)
                 self._chunk_size = error.size if isinstance(error, TooLarge) else half
 
-    def _look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Arguments, Any, PassProgram | None]:
+    def _look(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], chained: bool = False
+    ) -> tuple[Any, Arguments, Any, PassProgram | None]:
         """(args, the same split, the key of such batches, their program)."""
-        arguments, key, program = Arguments(args, kwargs), None, None
-        by_program = not self._mapped and not self._unmapped and self._chunk_size is None
+        arguments, key, program = Arguments(args, kwargs, chained), None, None
+        by_program = not chained and not self._mapped and not self._unmapped and self._chunk_size is None
         if arguments.size and by_program and torch.is_grad_enabled():
             key = key_of(arguments)
             program = self.programs.find(key, arguments.size)
@@ -806,9 +959,9 @@ class GhostClipping(PerUnitClipping):
 
     def _job(
         self, parameters: dict[str, Tensor], call: ExampleCall | Replay, groups: Tensor, clip_norm: float, scale: float,
-        receive: Receive,
+        receive: Receive, passes: Passes,
     ) -> "_GhostJob":  # fmt: skip
-        options = self._cut, self._tables, self._non_finite == "refuse", clip_norm, scale, receive
+        options = self._cut, self._tables, self._non_finite == "refuse", clip_norm, scale, receive, passes
         return _GhostJob(self._module, call, parameters, groups.cpu(), *options)
 
     def state_dict(self) -> dict[str, Any]:
@@ -843,6 +996,7 @@ class _GhostJob:
     clip_norm: float
     scale: float
     receive: Receive
+    passes: Passes
     settings: TorchState = _NO_STATE
     recorder: Recorder | None = None
     done: bool = False
@@ -850,7 +1004,7 @@ class _GhostJob:
     def taped(self, tape: Tape) -> Any:
         """The module's outputs by a tape; None where that fails, for ids that are in no table perhaps."""
         assert isinstance(self.call, Replay)
-        root, others = torch.zeros((), requires_grad=True), []  # type: ignore[var-annotated]
+        root, others = self.passes.root(torch.device("cpu")), []  # type: ignore[var-annotated]
         start = TorchState.now(root.device) if tape.draws else _NO_STATE
         try:
             given = *self.call.tensors, *tape.parameters.values()
@@ -861,20 +1015,25 @@ class _GhostJob:
             if tape.draws:
                 start.rewind()
             return None
+        self.passes.made("at once", root.device)
         return tape.output.filled(outputs, tuple(others))
 
     def finish_tape(self, tape: Tape, tensors: list[Any], gradients: Tensors) -> None:
         """The backward pass of a tape: the sums."""
         tape.backward(tensors, gradients)
         units, found = UnitMap.of(self.groups, gradients[0].device), None
-        if tape.rows is not None and can_sum_at_once(self.parameters, units, self.cut, self.tables):
+        if (
+            tape.rows is not None
+            and not self.passes.several
+            and can_sum_at_once(self.parameters, units, self.cut, self.tables)
+        ):
             rows: Rows = {}
             for name, pair in zip(self.parameters, tape.rows, strict=True):
                 rows[name] = pair and (None if pair[0] is None else tensors[pair[0]], tensors[pair[1]])
-            found = sums_at_once(self.parameters, rows, self.scale, self.clip_norm, units)
+            found = sums_at_once(self.parameters, rows, self.scale, self.clip_norm, units, self.tables)
         if found is not None:
             return self._finish(found)
-        whole = self._pass(self.groups, self._finish)
+        whole = self._pass(self.groups, self._finish, passes=self.passes)
         whole.expect(tape.expected)
         for part, use in tape.uses(tensors):
             whole._enter(part, use)
@@ -887,12 +1046,14 @@ class _GhostJob:
         named = dict(self.module.named_parameters())
         trained = {name: named[name] for name in self.parameters}
         tape = TapeRecorder(program, self.call.tensors, trained, self.parameters)
-        whole = self._pass(self.groups, self._finish)
+        whole = self._pass(self.groups, self._finish, passes=self.passes)
         whole.tape = tape
         with tape:
             differentiable, others, anchor = whole.outputs(self.call.tensors, direct_bytes)
         tape.end_forward(differentiable, others)
-        root, held = torch.zeros((), requires_grad=True), (*self.parameters.values(), *self.call.tensors)
+        held = (*self.parameters.values(), *self.call.tensors)
+        root = self.passes.root(held[0].device)
+        self.passes.made("at once", root.device)
         return self.call.assemble(_Nested.apply(root, self, tape, (anchor, *differentiable), held), others)  # type: ignore[no-untyped-call]
 
     def outputs(self, chunk_size: int | None, direct_bytes: int | None) -> Any:
@@ -907,13 +1068,17 @@ class _GhostJob:
             if untried and held[0].device.type == "cpu" and torch.is_grad_enabled():
                 return self._taping(program, direct_bytes)
         if chunks is None:
-            whole = self._pass(self.groups, self._finish, self.recorder)
-            differentiable, others, anchor = whole.outputs(self.call.tensors, direct_bytes)
+            whole = self._pass(self.groups, self._finish, self.recorder, self.passes)
+            root = self.passes.root(held[0].device)
+            differentiable, others, anchor = whole.outputs(self.call.tensors, direct_bytes, root)
             if self.recorder is not None and isinstance(self.call, ExampleCall):
                 self.recorder.end(differentiable, others, self.call.output)
             if not torch.is_grad_enabled():
                 return self.call.assemble(differentiable, others)
+            self.passes.made("at once", root.device)
             return self.call.assemble(_Whole.apply(anchor, self, len(held), *held, *differentiable), others)  # type: ignore[no-untyped-call]
+        if self.passes.chained:
+            raise _whole_batch()
         pieces = []
         for chunk in chunks:
             differentiable, others, _ = self._pass(self.groups[chunk]).outputs(_take(self.call.tensors, chunk))
@@ -924,7 +1089,8 @@ class _GhostJob:
         )
         if not torch.is_grad_enabled():
             return self.call.assemble(joined, rest)
-        root = torch.zeros((), device=held[0].device, requires_grad=True)
+        root = self.passes.root(held[0].device)
+        self.passes.made("in chunks", chunk_size, root.device)
         return self.call.assemble(_Chunked.apply(root, self, chunks, len(held), *held, *joined), rest)  # type: ignore[no-untyped-call]
 
     def _of_nobody(self) -> Any:
@@ -935,26 +1101,49 @@ class _GhostJob:
         empty, rest = (tuple(t[:0] for t in group) for group in (differentiable, others))
         if not torch.is_grad_enabled():
             return self.call.assemble(empty, rest)
-        root = torch.zeros((), device=zeros[0].device, requires_grad=True)
+        root = self.passes.root(zeros[0].device)
+        self.passes.made("of nobody", root.device)
         return self.call.assemble(_Chunked.apply(root, self, [], 0, *empty), rest)  # type: ignore[no-untyped-call]
 
     def backward_in_chunks(self, chunks: list[Tensor], grads: Tensors) -> None:
         """Every chunk's forward pass again, and its backward pass."""
-        found: list[Sums] = []
+        if self.passes.several:
+            self.passes.back(_GhostJob._all_in_chunks, (self, chunks, grads))
+        else:
+            self._all_in_chunks([(self, chunks, grads)])
+
+    @staticmethod
+    def _all_in_chunks(back: "list[tuple[_GhostJob, list[Tensor], Tensors]]") -> None:
+        """The same of all passes over the batch, whose chunks are the same: chunk by chunk, clipped together."""
+        job, chunks, _ = back[0]
         if not chunks:
-            self._pass(self.groups, self._finish).nobody()
+            job._pass(job.groups, job._finish).nobody()
             return
+        found: list[Sums] = []
+        for chunk in chunks:
+            waiting: list[Any] = []
+            for one, _, grads in back:
+                waiting += one._chunk_back(chunk, grads, found.append, alone=len(back) == 1)
+            if waiting:
+                Pass._finish_all(waiting)
+            if len(found) > 1:
+                found = [found[0] + found[1]]
+        job._finish(found[0])
+
+    def _chunk_back(self, chunk: Tensor, grads: Tensors, receive: Any, *, alone: bool) -> list[Any]:
+        """Forward and backward pass of a chunk; what it is to be finished with, where it is not alone."""
+        passes = None if alone else Passes()
+        if passes is not None:
+            passes.count = 2  # none of them finishes by itself
         with self.settings.random_again(), self.settings.autocast_again(), torch.enable_grad():
-            for chunk in chunks:
-                one = self._pass(self.groups[chunk], found.append)
-                outputs, _, anchor = one.outputs(_take(self.call.tensors, chunk))
-                # The anchor is there for outputs that depend on no parameter: the pass must finish.
-                pairs = [(t, g) for t, g in zip(outputs, _take(grads, chunk), strict=True) if t.requires_grad]
-                pairs.append((anchor, torch.zeros_like(anchor)))
-                torch.autograd.backward([t for t, _ in pairs], [g for _, g in pairs])
-                if len(found) > 1:
-                    found = [found[0] + found[1]]
-        self._finish(found[0])
+            one = self._pass(self.groups[chunk], receive, passes=passes)
+            outputs, _, anchor = one.outputs(_take(self.call.tensors, chunk))
+            # The anchor is there for outputs that depend on no parameter: the pass must finish.
+            pairs = [(t, g) for t, g in zip(outputs, _take(grads, chunk), strict=True) if t.requires_grad]
+            pairs.append((anchor, torch.zeros_like(anchor)))
+            torch.autograd.backward([t for t, _ in pairs], [g for _, g in pairs])
+            self.settings = self.settings.going_on()
+        return [] if passes is None else passes._back
 
     def start(self, ctx: Any) -> None:
         """Refuse a second backward pass, one that is to be differentiated, and one after a change in place."""
@@ -971,8 +1160,10 @@ class _GhostJob:
         except RuntimeError as error:
             raise TrainingError(f"backward through the private model cannot run: {error}") from error
 
-    def _pass(self, groups: Tensor, receive: Any = None, recorder: Recorder | None = None) -> Pass:
-        options = self.cut, self.clip_norm, self.scale, receive, self.tables, recorder
+    def _pass(
+        self, groups: Tensor, receive: Any = None, recorder: Recorder | None = None, passes: Passes | None = None
+    ) -> Pass:
+        options = self.cut, self.clip_norm, self.scale, receive, self.tables, recorder, passes
         return Pass(self.module, self.call, self.parameters, groups, self.settings, *options)
 
     def _finish(self, found: Sums) -> None:
@@ -1141,12 +1332,16 @@ class FunctionalClipping(PerUnitClipping):
         clip_norm: float,
         scale: float,
         receive: Receive,
+        passes: Passes | None = None,
     ) -> Any:
         """The module's outputs on each example alone; see `PerUnitClipping.forward`."""
         parameters = {name: p.detach() for name, p in self._module.named_parameters() if p.requires_grad}
         if not parameters:
             raise ModelError("the model has no trainable parameters; at least one must have requires_grad=True")
-        call = ExampleCall(self._module, Arguments(args, kwargs), self.made, mapped=self.mapped)
+        passes = Passes() if passes is None else passes
+        call = ExampleCall(self._module, Arguments(args, kwargs, passes.chained), self.made, mapped=self.mapped)
+        if passes.chained and call.size:
+            raise _whole_batch()
         _check_groups(groups, call.size)
         job = _FunctionalJob(
             module=self._module,
@@ -1161,6 +1356,7 @@ class FunctionalClipping(PerUnitClipping):
             refuse=self._refuse,
             scale=checks.positive("scale", scale) if call.size else 1.0,
             receive=receive,
+            passes=passes,
             settings=TorchState.now(call.tensors[0].device),
         )
         tensors = (*parameters.values(), *call.tensors)
@@ -1169,8 +1365,9 @@ class FunctionalClipping(PerUnitClipping):
             self.mapped = call.mapped
             return call.assemble(*outputs)
         # The sums go to `receive`, not along the graph: a scalar that requires a gradient keeps the outputs in it.
-        root = torch.zeros((), device=call.tensors[0].device, requires_grad=True)
+        root = job.passes.root(call.tensors[0].device)
         outputs = _FunctionalOutputs.apply(root, job, *tensors)  # type: ignore[no-untyped-call]
+        job.passes.made("by example", job.batch.chunk_size, root.device)
         self.mapped = call.mapped
         return call.assemble(outputs[: job.differentiable], outputs[job.differentiable :])
 
@@ -1234,6 +1431,7 @@ class _FunctionalJob:
     refuse: bool
     scale: float
     receive: Receive
+    passes: Passes
     settings: TorchState
     differentiable: int = 0
     done: bool = False
@@ -1269,23 +1467,40 @@ class _FunctionalJob:
                 "the losses and call backward once"
             )
         self.done = True
-        parameters, inputs = self._split(tensors)
-        total = ClippedSum(parameters, clip_norm=self.clip_norm, scale=self.scale, grid=self.grid, cut=self.cut)
+        if self.passes.several:
+            self.passes.back(_FunctionalJob._finish_all, (self, tensors, cotangents))
+        else:
+            self._finish_all([(self, tensors, cotangents)])
+
+    @staticmethod
+    def _finish_all(back: "list[tuple[_FunctionalJob, Tensors, Tensors]]") -> None:
+        """The sum of all passes over the batch: chunk by chunk, an example's gradients of all of them added."""
+        job, (parameters, _) = back[0][0], back[0][0]._split(back[0][1])
+        total = ClippedSum(parameters, clip_norm=job.clip_norm, scale=job.scale, grid=job.grid, cut=job.cut)
+        for chunk in job.batch.chunks():
+            gradients, *others = [one._gradients(chunk, tensors, cotangents) for one, tensors, cotangents in back]
+            for further in others:
+                gradients = {name: value + further[name] for name, value in gradients.items()}
+            units, complete = job.batch.units_of(chunk)
+            total.add(gradients, units, complete=complete)
+        if job.refuse:
+            check_finite(total.bad, total.units)
+        job.receive(total.finish())
+
+    def _gradients(self, chunk: slice, tensors: Tensors, cotangents: Tensors) -> dict[str, Tensor]:
+        """Those of every example of a chunk, with the random numbers that its forward pass drew."""
 
         def example(parameters: dict[str, Tensor], tensors: Tensors, cotangents: Tensors) -> dict[str, Tensor]:
             _, pull_back, _ = vjp(lambda p: self.call(p, tensors, Witness(self.call.made)), parameters, has_aux=True)  # type: ignore[misc]
             gradients: dict[str, Tensor] = pull_back(cotangents)[0]
             return gradients
 
+        parameters, inputs = self._split(tensors)
         with self.settings.random_again():
-            for chunk in self.batch.chunks():
-                taken = self.batch.take(inputs, chunk), self.batch.take(cotangents, chunk)
-                gradients = self._map(example, parameters, *taken)
-                units, complete = self.batch.units_of(chunk)
-                total.add(gradients, units, complete=complete)
-        if self.refuse:
-            check_finite(total.bad, total.units)
-        self.receive(total.finish())
+            taken = self.batch.take(inputs, chunk), self.batch.take(cotangents, chunk)
+            gradients: dict[str, Tensor] = self._map(example, parameters, *taken)
+            self.settings = self.settings.going_on()
+        return gradients
 
     def _split(self, tensors: Tensors) -> tuple[dict[str, Tensor], Tensors]:
         count = len(self.names)

@@ -62,6 +62,7 @@ class Arguments:
 
     Args:
         args, kwargs: what the module is called with on the batch; see `PerUnitClipping.forward`.
+        chained: whether tensors may require gradients, which then go back through them.
 
     Attributes:
         tensors: the tensors among the arguments, each with leading dimension `size`.
@@ -71,7 +72,7 @@ class Arguments:
     Raises: ModelError if the tensors do not share a leading dimension, or an argument cannot be split by example.
     """
 
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], chained: bool = False) -> None:
         self._structure: pytree.TreeSpec | None = None
         self.tensors: Tensors = args
         if kwargs or set(map(type, args)) != {Tensor}:  # else as most models are called: nothing to flatten
@@ -82,7 +83,9 @@ class Arguments:
             self._settings = [_HERE if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         first = self.tensors[0] if len(self.tensors) == 1 else None
         alone = first is not None and first.dim() and not first.requires_grad
-        self.size = len(first) if first is not None and alone else _batch_size(self.tensors)
+        self.size = len(first) if first is not None and alone else _batch_size(self.tensors, chained)
+        if chained and not self.size:
+            self.tensors = tuple([t.detach() for t in self.tensors])
 
     @property
     def words(self) -> Any:
@@ -99,7 +102,7 @@ class Arguments:
         return pytree.tree_unflatten(leaves, self._structure)
 
 
-def _batch_size(tensors: Tensors) -> int:
+def _batch_size(tensors: Tensors, chained: bool) -> int:
     shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors) or "none"
     sizes = {tensor.shape[0] if tensor.dim() else None for tensor in tensors}
     size = sizes.pop() if len(sizes) == 1 else None
@@ -110,7 +113,7 @@ def _batch_size(tensors: Tensors) -> int:
             "state of a recurrent layer, which is zeros, or transpose it in forward: its layers come first, also under "
             "batch_first=True"
         )
-    if any(tensor.requires_grad for tensor in tensors):
+    if not chained and any(tensor.requires_grad for tensor in tensors):
         raise ModelError(
             "the tensors given to the model must not require gradients: what came before the model would get a "
             "gradient that is not private. Put those layers into the model, or detach the tensors"

@@ -513,6 +513,11 @@ def _mask_selected(call: AtenCall, results: Sequence[Tensor]) -> State:
     return Picked(state.axis) if isinstance(state, ByRow) else state
 
 
+def _padded(call: AtenCall, results: Sequence[Tensor]) -> State:
+    """Padding of the last dimensions by a number, two settings for each."""
+    return _behind(len(call.values["pad"]) // 2)(call, results)
+
+
 # -- products --------------------------------------------------------------------------------------------------------
 
 _PRODUCTS = {
@@ -630,6 +635,12 @@ def _same(call: AtenCall, results: Sequence[Tensor]) -> State:
     return call.states[0]
 
 
+_POOLS = (
+    ("max_pool", "_with_indices"), ("adaptive_max_pool", ""), ("avg_pool", ""), ("adaptive_avg_pool", ""),
+    ("_adaptive_avg_pool", ""),
+)  # fmt: skip
+"""Names of pools over the last dimensions, before and behind their number."""
+
 _CONSTANT = {
     "zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "randint_like", "new_zeros",
     "new_ones", "new_full", "new_empty", "zero", "new_empty_strided",
@@ -667,7 +678,9 @@ _RULES: dict[str, Callable[..., Any]] = {
     "_ctc_loss": _ctc,
     **dict.fromkeys(
         ("linalg_cholesky_ex", "cholesky", "linalg_inv_ex", "_linalg_det", "_linalg_slogdet", "_linalg_solve_ex",
-         "_linalg_eigh", "_linalg_svd", "tril", "triu", "linalg_solve_triangular"), _behind(2)),
+         "_linalg_eigh", "_linalg_svd", "tril", "triu", "linalg_solve_triangular",
+         "_scaled_dot_product_flash_attention_for_cpu"), _behind(2)),
+    **{f"{name}{d}d{end}": _behind(d) for d in (1, 2, 3) for name, end in _POOLS}, "constant_pad_nd": _padded,
     **dict.fromkeys(("bincount", "histc", "_unique2", "unique_dim", "_pdist_forward", "trace"), _coupling),
     **dict.fromkeys(
         ("clone", "_to_copy", "detach", "alias", "lift_fresh", "native_dropout", "contiguous"), _same),
@@ -715,15 +728,20 @@ class Interpreter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         call = AtenCall(func, args, kwargs, self.state)
         result = func(*args, **kwargs)
+        self.carry(call, result)
+        return result
+
+    def carry(self, call: AtenCall, result: Any) -> None:
+        """Put down what the results of a call are."""
         if call.name == "_local_scalar_dense":
             self.read.add(call.states[0])
             self.looked = self.looked or call.states[0] is not None
-            return result
+            return
         results = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
         if not results:
             self.looked = self.looked or any(s is not None for s in call.states)
             self.read.update(call.states)
-            return result
+            return
         self.exact = self.exact or (call.name == "index" and any(s is not None for s in call.states))
         made = result_states(call, results)
         if call.in_place:
@@ -731,7 +749,6 @@ class Interpreter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         else:
             for tensor, state in zip(results, made, strict=True):
                 self.put(tensor, state)
-        return result
 
     def _write(self, written: Tensor, state: State) -> None:
         """A tensor was written: what shares its memory is known no longer, unless it is still what it was."""

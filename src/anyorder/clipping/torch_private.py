@@ -209,9 +209,10 @@ HOOKS_OF_ALL_MODULES: list[Mapping[Any, Any]] = [
     for name, value in vars(nn.modules.module).items()
     if name.startswith("_global_") and isinstance(value, Mapping)
 ]
+_OTHER = "_checkpoint_without_reentrant_generator"
 CHECKPOINT_VARIANTS: tuple[tuple[Any, str], ...] = (
     (checkpoint.CheckpointFunction, "apply"),
-    (checkpoint, "_checkpoint_without_reentrant_generator"),
+    (checkpoint, _OTHER + "_impl" if hasattr(checkpoint, _OTHER + "_impl") else _OTHER),  # the first since torch 2.14
 )
 """What `torch.utils.checkpoint.checkpoint` looks up and calls: the reentrant variant, and the other."""
 

@@ -37,7 +37,7 @@ class Finding:
 
 
 def check_model(module: nn.Module) -> list[Finding]:
-    """What must be changed in a model before `make_private` takes it; nothing, for most models.
+    """List what must be changed in a model before `make_private`. For most models the list is empty.
 
         for finding in ao.check_model(model):
             print(finding)

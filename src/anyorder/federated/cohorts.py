@@ -174,7 +174,7 @@ class CheckIn:
         return result
 
     def separation(self, num_rounds: int, num_users: int, cohort: int, report_goal: int) -> int:
-        """What the timer promises, no matter who is asked: a device in round r checked in after t_{r-1}.
+        """Return the separation that the timer guarantees, for every device: in round r it checked in after t_{r-1}.
 
         It is back after t_{r-1} + hours at the earliest. In a day's course the least of these counts.
         """

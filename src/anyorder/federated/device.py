@@ -84,7 +84,7 @@ class DeviceRecord:
         self._claim = {"claim": claim, "min_sep": self._separation, "most": self._most, "hours": self._hours}
 
     def may(self, round: int) -> bool:
-        """Whether the device may take part in this round of the server's. Changes nothing.
+        """True if the device may take part in this round of the server's. Changes nothing.
 
         Raises: CheckpointError if the file does not say: it cannot be read, was altered, or is of another plan.
         """

@@ -70,7 +70,7 @@ class Split(NamedTuple):
 
 
 def split(model: nn.Module, personal: Sequence[str]) -> Split:
-    """Which parameters are shared, and which are personal.
+    """Return which parameters are shared, and which are personal.
 
     Args:
         model: the owners' common architecture.
@@ -103,7 +103,7 @@ def split(model: nn.Module, personal: Sequence[str]) -> Split:
 @final
 @dataclass(frozen=True)
 class Joint:
-    """What owners have after they learned.
+    """The models that owners have after they learned.
 
     Attributes:
         model: with the shared parameters. Its personal parameters and its buffers are those from before: of nobody.

@@ -50,7 +50,7 @@ class Layout:
 
     @classmethod
     def of(cls, parameters: Mapping[str, Tensor]) -> "Layout":
-        """That of named parameters, which must be real floats: integers and counters are no part of a message."""
+        """Return the layout of named parameters, which must be real floats: a message has no integers or counters."""
         for name, p in parameters.items():
             if not p.is_floating_point():
                 raise ArgumentError(f"parameter {name} must be of floats, got {p.dtype}; leave it out of the optimizer")
@@ -74,7 +74,7 @@ class Layout:
         return torch.zeros(self.size) if vector is None else vector
 
     def problem(self, message: Any) -> str | None:
-        """What is wrong with a message, or None: for a client with data of its own, never for a server."""
+        """Return what is wrong with a message, or None: for a client with data of its own, never for a server."""
         if not isinstance(message, Mapping):
             return f"a message is a dict of {{name: tensor}}, got {type(message).__name__}"
         missing, extra = [n for n in self.shapes if n not in message], [n for n in message if n not in self.shapes]
@@ -403,7 +403,7 @@ class Round:
     def _check_open(self) -> None:
         if not self._open or self._release.steps_taken != self._step:
             raise TrainingError(
-                f"round {self._step} is over: what comes late is left out, and its sender may take part in a later "
+                f"round {self._step} is over: a late message is left out, and its sender may take part in a later "
                 "round that the plan allows"
             )
         if not self._whole:
@@ -777,7 +777,7 @@ class Server:
         return self.release.certificate(public_stop=public_stop)
 
     def evidence(self) -> Evidence:
-        """Who took part in which round: what backs the certificate. As secret as the data."""
+        """Return the record that backs the certificate: who took part in which round. It is as secret as the data."""
         return self.release.evidence()
 
     def save(self) -> None:

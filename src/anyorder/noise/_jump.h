@@ -7,7 +7,7 @@ typedef double Wide __attribute__((vector_size(4 * LANES)));
 
 // Coordinates of a row on their way through a tile: normal l of coordinate i is tile[from + l * step + i].
 struct Stretch {
-    uint64_t place, skip;  // of the row in `rows`; coordinates of the row before these
+    uint64_t place, skip, map;  // of the row in `rows`; coordinates of the row before these
     int from, step, length, used;
 };
 
@@ -59,7 +59,7 @@ template <int SIDE_BY_SIDE> INLINE void add(Wide *sum, const double *factors, in
 template <int SIDE_BY_SIDE>
 INLINE void carry(const Jump &jump, const Stretch &stretch, const float *tile, int at, Wide *x) {
     const int size = (int)jump.size, used = stretch.used;
-    const uint64_t row = jump.rows[stretch.place], map = jump.which[stretch.place];
+    const uint64_t row = jump.rows[stretch.place], map = stretch.map;
     int lengths[SIDE_BY_SIDE];
     for (int n = 0, left = stretch.length - at; n < SIDE_BY_SIDE; ++n, left -= DOUBLES)
         lengths[n] = left < DOUBLES ? left : DOUBLES;
@@ -119,7 +119,9 @@ static void run_jump(const Jump &jump, const Step &step, Room &room, uint64_t fi
         blocks = count = 0;
     };
     for (uint64_t place = first; place < last; ++place) {
-        const uint64_t row = jump.rows[place], map = jump.which[place];
+        const uint64_t row = jump.rows[place];
+        if (!jump.lacks(row)) continue;
+        const uint64_t map = jump.map_at(place);
         const int used = used_by(jump, map);
         for (uint64_t skip = 0; skip < jump.width;) {
             const uint64_t element = jump.first + row * jump.width + skip;
@@ -132,14 +134,16 @@ static void run_jump(const Jump &jump, const Step &step, Room &room, uint64_t fi
             const int each = (int)((within + length + BLOCK - 1) / BLOCK);
             if (count == TILE_BLOCKS || blocks + each * used > TILE_BLOCKS) flush();
             fetch(jump, row, skip, (int)length);
-            stretches[count++] = {place, skip, blocks * BLOCK + within, each * BLOCK, (int)length, used};
+            stretches[count++] = {place, skip, map, blocks * BLOCK + within, each * BLOCK, (int)length, used};
             for (int l = 0; l < used; ++l)
                 for (int i = 0; i < each; ++i, ++blocks) {
                     counters.set(blocks, element / BLOCK + i);
-                    counters.set_row(blocks, jump.ids[map * jump.normals + l]);
+                    counters.set_row(blocks, jump.id_of(place, map, l));
                 }
             skip += length;
         }
     }
     flush();
+    if (jump.last)
+        for (uint64_t place = first; place < last; ++place) jump.last[jump.rows[place]] = (int32_t)jump.stop;
 }

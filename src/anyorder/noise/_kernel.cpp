@@ -341,7 +341,7 @@ static void run_jumps(void *argument) {
 extern "C" {
 
 // Number of this interface: of the records in _kernel.h and of these functions.
-int anyorder_version() { return 4; }
+int anyorder_version() { return 5; }
 
 // The digest of the sources that this was made of; setup.py gives it.
 uint64_t anyorder_sources() { return ANYORDER_SOURCES; }
@@ -371,12 +371,20 @@ int anyorder_run(const anyorder::Step *step, int lanes, int threads, void *paral
     return work.working ? 0 : 1;
 }
 
-// Carry rows. Returns 0, 1 where no thread had memory, or 2 where a row is not in the table or has no map: nothing was
-// done then. At most TILE_BLOCKS normals.
+// Carry rows. Returns 0, 1 where no thread had memory, 2 where a row is not in the table or has no map, or 3 where the
+// map over the steps that a row lacks is not known: nothing was done then. At most TILE_BLOCKS normals.
 int anyorder_jump(const anyorder::Jump *jump, int lanes, int threads, void *parallel) {
     using namespace anyorder;
     for (uint64_t i = 0; i < jump->num_rows; ++i)
-        if (jump->rows[i] >= jump->table_rows || jump->which[i] >= jump->maps) return 2;
+        if (jump->rows[i] >= jump->table_rows || (!jump->last && jump->which[i] >= jump->maps)) return 2;
+    bool lacking = !jump->last;
+    for (uint64_t i = 0; jump->last && i < jump->num_rows; ++i) {
+        const uint64_t start = (uint64_t)jump->last[jump->rows[i]], length = jump->stop - start;
+        if (start >= jump->stop) continue;
+        if (start < jump->since || length >= jump->lengths || (uint64_t)jump->map_of[length] >= jump->maps) return 3;
+        lacking = true;
+    }
+    if (!lacking) return 0;
     if (!jump->num_rows || !jump->width) return 0;
     JumpWork work;
     work.jump = jump;

@@ -98,6 +98,16 @@ struct Jump {  // of rows of a table: s <- Phi s + R Z[ids] + into sum, for each
     const double *into;       // (size,)
     uint64_t num_rows, size, normals, width, maps, table_rows;
     uint64_t first;           // element of Z that belongs to the first coordinate of row 0
+    // Or, in the place of `which` and `ids`: rows that lack the steps last[row] .. stop - 1. The map is that of so many
+    // steps, where it is known (-1: it is not), and rows of Z are those of start and stop; see `Jumps.over`.
+    int32_t *last;            // of every row of the table: `stop` afterwards; null where which and ids are told
+    const int64_t *map_of;    // (lengths,)
+    uint64_t stop, since, steps, lengths;  // `since`: no map leads over earlier steps. `steps`: of the run, and one
+    bool lacks(uint64_t row) const { return !last || (uint64_t)last[row] < stop; }
+    uint64_t map_at(uint64_t place) const { return last ? (uint64_t)map_of[stop - last[rows[place]]] : which[place]; }
+    uint64_t id_of(uint64_t place, uint64_t map, int l) const {
+        return last ? (stop * steps + (uint64_t)last[rows[place]]) * normals + l : ids[map * normals + l];
+    }
 };
 
 struct Room {  // a thread's memory for jumps

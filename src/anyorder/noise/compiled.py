@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 Vector = NDArray[np.float32]
 
-_VERSION = 4  # of the library's interface
+_VERSION = 5  # of the library's interface
 _LARGE = 1 << 20  # coordinates from which the missing kernel is worth a word
 
 SEGMENT = np.dtype([("data", "u8"), ("element", "u8"), ("length", "u8")])
@@ -54,8 +54,9 @@ SEGMENT = np.dtype([("data", "u8"), ("element", "u8"), ("length", "u8")])
 # num_tiles, num_segments, origin; scale, std, add, scattered.
 _STEP = struct.Struct("@32s2i10Qdf2i4x")
 # As in _kernel.h: key, rounds, types of the numbers and the sums; addresses of arrays, strides, rows, which, Phi, R,
-# ids, sums, into; num_rows, size, normals, width, maps, table_rows, first.
-_JUMP = struct.Struct("@32s3i4x16Q")
+# ids, sums, into; num_rows, size, normals, width, maps, table_rows, first; addresses of last, map_of; stop, since,
+# steps, lengths.
+_JUMP = struct.Struct("@32s3i4x22Q")
 TYPES = {"float32": 0, "bfloat16": 1, "float16": 2, "float64": 3, "uint32": 4}
 _NUMBERS = {np.dtype(name): TYPES[name] for name in ("float32", "float64")}  # a dtype's name takes long to ask for
 
@@ -156,14 +157,38 @@ class Kernel:
             key.tobytes(), rounds, memory.kind, 0 if sums is None else _NUMBERS[sums.dtype], *memory.addresses,
             rows.ctypes.data, which.ctypes.data, Phi.ctypes.data, R.ctypes.data, ids.ctypes.data,
             0 if sums is None else sums.ctypes.data, 0 if into is None else into.ctypes.data, len(rows),
-            len(memory.arrays), R.shape[2], memory.width, len(R), memory.num_rows, memory.first,
+            len(memory.arrays), R.shape[2], memory.width, len(R), memory.num_rows, memory.first, 0, 0, 0, 0, 0, 0,
         )  # fmt: skip
+        self._jump(jump, memory, threads)
+
+    def bring(
+        self, key: NDArray[np.uint32], rounds: int, memory: "TableMemory", rows: NDArray[np.int64],
+        Phi: NDArray[np.float64], R: NDArray[np.float64], map_of: NDArray[np.int64], last: NDArray[np.int32],
+        stop: int, since: int, steps: int, threads: int | None = None,
+    ) -> bool:  # fmt: skip
+        """`carry`, without sums, over the steps last[row] .. stop - 1, which some rows may lack; `last` is `stop` then.
+
+        Args:
+            Phi, R: maps, (u, D, D) each; that over l steps is at map_of[l], -1 where none is known.
+            since: no map leads over an earlier step.
+            steps: of the run, and one.
+        Returns: whether it was done; nothing was where a map is not known.
+        """
+        jump = _JUMP.pack(
+            key.tobytes(), rounds, memory.kind, 0, *memory.addresses, rows.ctypes.data, 0, Phi.ctypes.data,
+            R.ctypes.data, 0, 0, 0, len(rows), len(memory.arrays), R.shape[2], memory.width, len(R), memory.num_rows,
+            memory.first, last.ctypes.data, map_of.ctypes.data, stop, since, steps, len(map_of),
+        )  # fmt: skip
+        return self._jump(jump, memory, threads)
+
+    def _jump(self, jump: bytes, memory: "TableMemory", threads: int | None) -> bool:
         count = _threads() if threads is None else threads
         failed = self._library.anyorder_jump(jump, self._path, count, parallel() if count > 1 else None)
         if failed == 2:
             raise ArgumentError(f"rows must lie in 0 .. {memory.num_rows - 1}, each with a map of the jump")
-        if failed:
+        if failed == 1:
             raise MemoryError("no memory for the noise kernel's tiles; nothing was changed")
+        return not failed
 
     def transform(self, words: NDArray[np.uint32], further: NDArray[np.uint32]) -> NDArray[np.float32]:
         """`normals.box_muller` of (16, B) words, B a multiple of 16, with the extension words of every block."""

@@ -159,6 +159,11 @@ class ByLength:
             self._add(missing, self._made(missing))
         return self._maps.at(self._where[lengths])
 
+    @property
+    def known(self) -> tuple[Maps, Integers]:
+        """All maps that were made, and the place of each length among them, -1 where it was not made."""
+        return self._maps, self._where
+
     def _made(self, lengths: Integers) -> Maps:
         result = Maps.identity(len(lengths), self._maps.Phi.shape[1])
         bits = int(lengths.max()).bit_length()
@@ -677,6 +682,32 @@ class Jumps:
         maps, width = self._maps(distinct, stop)
         ids = (stop * (self.n + 1) + distinct)[:, None] * self.width + np.arange(width)
         return Jump(maps.Phi, maps.R[:, :, :width], ids, which)
+
+    def bring(
+        self, source: NoiseSource, memory: TableMemory, rows: Integers, last: NDArray[np.int32], stop: int
+    ) -> bool:
+        """Carry rows of a table over the steps last[row] .. stop - 1, and set `last`, by one call of the kernel.
+
+        The bits are those of `carry` with the jumps of `over`.
+
+        Args:
+            rows: (k,) rows, distinct.
+            last: of all rows of the table: the steps whose noise each one has.
+        Returns: whether it was done. Else nothing was: where rates change from step to step, or a map was never asked
+            for by `over`, which keeps those that it makes.
+        """
+        since = self._changes[bisect_right(self._changes, stop - 1) - 1] if stop else 0
+        kept = self._constant
+        if self._prefixes is not None or kept is None or kept[0] != since or stop - since < 2:
+            return False
+        first = (stop * (self.n + 1) + since) * self.width
+        one = source.of_all((first, first + (stop - since) * self.width - 1))  # keys change from a row on
+        if one is None or one.kernel is None:
+            return False
+        maps, map_of = kept[1].known
+        return one.kernel.bring(
+            one.key_words, one.rounds, memory, rows, maps.Phi, maps.R, map_of, last, stop, since, self.n + 1
+        )
 
     def first_row(self, t: int) -> int:
         """The r for which jumps over step t or later ones have rows from r on, and those that end before have not.

@@ -65,7 +65,7 @@ class NoiseSource:
 
     @property
     def kernel(self) -> compiled.Kernel | None:
-        """What makes the bits; None for NumPy."""
+        """The kernel that makes the bits; None for NumPy."""
         return compiled.kernel(self._kernel_name)
 
     def derive(self, label: bytes) -> "NoiseSource":

@@ -42,6 +42,7 @@ from anyorder.online.regret import best_regularization, usual_regularization
 from anyorder.online.sets import Ball, Set
 from anyorder.participation import SingleEpoch
 from anyorder.plan.certificate import Certificate
+from anyorder.plan.options import careful_delta
 from anyorder.plan.plan import Plan
 from anyorder.plan.planner import plan as make_plan
 from anyorder.release.release import Release
@@ -129,7 +130,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
     """Abstract: a linear model fitted by `Learner`. Its arguments are those of `LogisticRegression`."""
 
     epsilon: float = 1.0
-    delta: float = 1e-6
+    delta: float | None = None
     _: KW_ONLY
     bounds: float | tuple[ArrayLike, ArrayLike] | None = None
     horizon: int | None = None
@@ -179,7 +180,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
             X: (m, d) numbers: an array, a data frame or a sparse array of SciPy. A row with NaN counts as zero.
             y: (m,) labels or targets. A label that is no class counts as zero, in silence.
             units: (m,) whose each row is; None: each row is a unit of its own. All rows of a unit go into one batch,
-                added up and cut together. How many units there are, and their ids, are public.
+                summed and clipped together. How many units there are, and their ids, are public.
         Raises: ArgumentError, PlanError before anything of the data is used but shapes and types; TrainingError inside
             searches and ensembles of scikit-learn, see docs/online.md; CheckpointError.
         Cost: the plan, some seconds where a fit has so many steps for the first time, and then nothing; and the steps:
@@ -320,7 +321,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
             )
         return make_plan(
             dataset_size=count, epochs=passes, order="fixed", mechanism=self._mechanism(steps, batches, bound),
-            **self._said(size, loss, bound),
+            **self._said(count, size, loss, bound),
         )  # fmt: skip
 
     def _usual_size(self, count: int) -> int:
@@ -342,11 +343,14 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         horizon = checks.integer("horizon", self.horizon, low=1)
         size = _LARGEST if self.batch_size is None else checks.integer("batch_size", self.batch_size, low=1)
         mechanism = self._mechanism(horizon, horizon, bound)
-        return make_plan(order=SingleEpoch(horizon), mechanism=mechanism, **self._said(size, loss, bound))
+        return make_plan(
+            order=SingleEpoch(horizon), mechanism=mechanism, **self._said(horizon * size, size, loss, bound)
+        )
 
-    def _said(self, size: int, loss: Loss, bound: RowBound) -> dict[str, Any]:
+    def _said(self, units: int, size: int, loss: Loss, bound: RowBound) -> dict[str, Any]:
         return {
-            "epsilon": self.epsilon, "delta": self.delta, "batch_size": size, "neighbours": self.neighbours,
+            "epsilon": self.epsilon, "delta": careful_delta(1e-6, units) if self.delta is None else self.delta,
+            "batch_size": size, "neighbours": self.neighbours,
             "unit": self.unit, "clip_norm": self._clip_norm(loss, bound),
         }  # fmt: skip
 
@@ -624,7 +628,7 @@ class _Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
             raise ArgumentError("classes must be those of the estimator, or left out of partial_fit")
 
     def decision_function(self, X: Any) -> Floats:
-        """(m,) scores of the second class, or (m, classes) scores of each; of rows as they are, not cut."""
+        """(m,) scores of the second class, or (m, classes) scores of each; of rows as they are, not clipped."""
         scores = self._scores(X)
         return scores[:, 0] if scores.shape[1] == 1 else scores
 
@@ -659,8 +663,8 @@ class _Binary(_Classifier):
 class LogisticRegression(_Binary):
     """Logistic regression of two classes, private: `Learner` with the loss `Logistic`.
 
-    fit(X, y) makes one release: batches of rows, clipped to public bounds, each with the gradient of its rows, cut to
-    clip_norm, and noise that is correlated over steps; [Kairouz et al. 2021, Algorithm 1]. What is kept of it are
+    fit(X, y) makes one release: batches of rows, clipped to public bounds, each with the gradient of its rows, clipped
+    to clip_norm, and noise that is correlated over steps; [Kairouz et al. 2021, Algorithm 1]. What is kept of it are
     `coef_`, `intercept_`, the plan and the certificate.
 
     Guarantee: what fit or all calls of partial_fit leave, in the attributes below, is (epsilon, delta)-DP for one unit,
@@ -670,18 +674,19 @@ class LogisticRegression(_Binary):
     `predict` of others' rows costs them nothing here; `score` is not private.
 
     Args:
-        epsilon, delta: of one fit, or of one stream of partial_fit.
-        bounds: what is public of the features: the L2 norm to which each row is cut; or (low, high), numbers or arrays
-            of one for each feature, to which each feature is clipped and from which it is mapped to [-1, 1]. A number
-            is worth less noise where rows have many features that are mostly zero.
+        epsilon, delta: of one fit, or of one stream of partial_fit. delta=None: 1e-6, or a tenth of one over the number
+            of units (of a stream: horizon * batch_size) where that is smaller, rounded down to one digit.
+        bounds: what is public of the features: the L2 norm to which each row is clipped; or (low, high), numbers or
+            arrays of one for each feature, to which each feature is clipped and from which it is mapped to [-1, 1]. A
+            number is worth less noise where rows have many features that are mostly zero.
         classes: the labels that there can be, or their number for 0, 1, ..
         horizon: the most steps of a stream; for partial_fit alone.
         batch_size: units in a step. None: a 50th of all, from 1 to 256; 256 in partial_fit.
         epochs: passes over the rows, in one order. None: as many as make 1000 steps, from 1 to 5.
         mechanism: as of `ao.plan`. None: up to 300 steps the best of all ("dense"); beyond a BLT with two buffers, or
             eight bands where a pass has less than 20 steps, which are found in a second however many there are.
-        clip_norm: to which a unit's gradient is cut. None: 0.3 of the largest that a row can have, which is less noise
-            and for two classes the same as a loss that is linear in rows that are far off.
+        clip_norm: to which a unit's gradient is clipped. None: 0.3 of the largest that a row can have, which is less
+            noise, and for two classes the same as a loss that is linear in rows that are far off.
         regularization: lambda of `Learner`, above 0. "auto": for which the noise moves no score by more than 2, root
             mean square over steps. "bound": for which `regret_bound` is least; needs radius, and then clip_norm=None
             clips nothing.

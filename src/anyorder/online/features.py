@@ -1,4 +1,4 @@
-"""Rows of features within public bounds: how they are cut, where the intercept is, and the way back."""
+"""Rows of features within public bounds: how they are clipped, where the intercept is, and the way back."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -22,8 +22,8 @@ Floats = NDArray[np.float64]
 
 _MISSING = (
     "bounds must be given, and from what is public, not from these data: the L2 norm to which each row of features is "
-    "cut, or (low, high), the least and largest value of each feature. Bounds that are found in the data tell of its "
-    "outliers, and no noise here would cover that"
+    "clipped, or (low, high), the least and largest value of each feature. Bounds that are found in the data tell of "
+    "its outliers, and no noise here would cover that"
 )
 
 
@@ -162,7 +162,7 @@ def box(bounds: Any, d: int) -> tuple[Floats, Floats]:
         )
     if (low == high).all():
         raise ArgumentError(
-            "bounds must leave room between low and high for one feature at least, and be (all lows, all highs): not "
+            "bounds must leave a gap between low and high for one feature at least, and be (all lows, all highs): not "
             "one pair for each feature"
         )
     return low, high

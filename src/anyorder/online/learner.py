@@ -330,7 +330,7 @@ def check_plan(plan: Plan) -> None:
         )
     if "record" in plan.on_device:
         raise PlanError(
-            "the plan leaves the record to the users' devices, and a learner must know whose each row is, to cut the "
+            "the plan leaves the record to the users' devices, and a learner must know whose each row is, to clip the "
             "rows of one unit together: plan without ao.mechanism(on_device=('record',))"
         )
     if not SMALLEST <= plan.clip_norm <= LARGEST:

@@ -59,7 +59,7 @@ class Streams:
 
 
 def joint_sum(batch: Examples, streams: Streams, target_bounds: tuple[float, float], clip_norm: float) -> LinearSum:
-    """The sum over units of each unit's joint vector, cut to clip_norm, without the vector of any of them.
+    """The sum over units of each unit's joint vector, clipped to clip_norm, without the vector of any of them.
 
     A unit's factor f multiplies its rows: the sum is ( a X' f y, b svec(X' f X) ). Its norm needs the Gram matrix of
     its own rows alone, as ||X' X||_F = ||X X'||_F.
@@ -243,15 +243,15 @@ class LeastSquares(OnePass):
     Args:
         plan: what to run; its workload best a prefix sum, which is what is used.
         features: d; a step releases d + d (d + 1) / 2 numbers.
-        bounds: L, public: the norm to which rows are cut.
-        target_bounds: (low, high), public: to which targets are cut. The nearer to zero, the less noise: take off
+        bounds: L, public: the norm to which rows are clipped.
+        target_bounds: (low, high), public: to which targets are clipped. The nearer to zero, the less noise: take off
             the middle of a range, and let a constant feature have it.
         constraint: the set that theta lies in: one of `anyorder.online.sets`; None for `Everything()`.
         regularization: above 0; None: 2 N / radius, where N^2 is that least mean, averaged over the plan's steps.
         radius: norm of theta that weights and regularization are chosen for; None: that of the set's farthest point, or
             without a set Y / L.
         l1, l2: weights of the elastic net in the mean loss.
-        average: keep the mean of the iterates, which then has to be found at each step.
+        average: keep the mean of the weights over all steps, which then has to be found at each step.
         checkpoint, key: as of `Learner`.
 
     Attributes:

@@ -70,7 +70,7 @@ def regret_bound(
     l1: float = 0.0,
     l2: float = 0.0,
 ) -> RegretBound:
-    """How much worse the models that `Learner` plays can be, on its stream, than any one model of norm <= radius.
+    """Return how much worse the models of `Learner` can be, on its stream, than any one model of norm <= radius.
 
         (1/n) sum over examples i of  loss_i(theta_{t(i)}) - loss_i(theta*)   <=   learning + noise + comparator
 
@@ -133,7 +133,7 @@ def risk_bound(
     l1: float = 0.0,
     l2: float = 0.0,
 ) -> RegretBound:
-    """How much worse `Learner.average` can be, on fresh examples, than any one model of norm <= radius.
+    """Return how much worse `Learner.average` can be, on fresh examples, than any one model of norm <= radius.
 
         E loss(average; z) - E loss(theta*; z)  <=  regret_bound
 
@@ -153,7 +153,7 @@ def risk_bound(
     """
     if plan is not None and plan.participation.max_participations != 1:
         raise PlanError(
-            "the bound on the risk needs fresh examples at every step, and the plan lets a unit come "
+            "the bound on the risk needs fresh examples at every step, and the plan lets a unit appear "
             f"{plan.participation.max_participations} times: plan for one epoch"
         )
     size = batch_size if plan is None else plan.batch_size
@@ -324,7 +324,7 @@ def _check_plan(plan: Plan, lipschitz: float) -> None:
     if lipschitz > plan.clip_norm:
         raise PlanError(
             f"lipschitz must be at most the plan's clip norm {plan.clip_norm:g}, got {lipschitz:g}: gradients that are "
-            "cut are those of another loss, which no bound speaks of; plan with clip_norm=lipschitz"
+            "clipped are those of another loss, which no bound speaks of; plan with clip_norm=lipschitz"
         )
 
 

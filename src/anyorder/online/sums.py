@@ -25,7 +25,7 @@ SMALLEST, LARGEST = 2.0**-60, 2.0**60
 
 
 class LinearSum(NamedTuple):
-    """What a batch adds.
+    """The sum that a batch adds.
 
     Attributes:
         names: the units in it, each once, sorted: who `Release.step` is told of.
@@ -74,8 +74,8 @@ def clipped_sum(loss: Loss, theta: Any, X: Any, y: Any, units: Iterable[Any], cl
         sum over units u of  g_u min(1, clip_norm / ||g_u||),    g_u = sum over rows i of u of  x_i (outer) slope_i
 
     A unit of one row has ||g_u|| = ||x_i|| ||slope_i||, so that such units together cost one product of matrices,
-    X' (factors * slopes), with no gradient of an example. The rows of a unit that has several are added first, and cut
-    together.
+    X' (factors * slopes), with no gradient of an example. The rows of a unit that has several are added first, and
+    clipped together.
 
     Guarantee: a unit changes the result by a vector of norm at most clip_norm, whatever its rows are. That vector is
     a function of theta and the unit's own rows (with a `CustomLoss` that keeps its promise): nothing is taken over
@@ -90,7 +90,7 @@ def clipped_sum(loss: Loss, theta: Any, X: Any, y: Any, units: Iterable[Any], cl
     these rounded numbers, of norm at most c (1 + (D + 10) u) + sqrt(D) 2^-336 in exact arithmetic; and
     c = clip_norm (1 - (D + 16) 2 u) leaves it below clip_norm, as clip_norm >= 2^-60. For the vectors of units of
     several rows, which are D rounded numbers, the same count holds with one norm. As in every sum of
-    floats, adding the vectors up rounds the total, which no bound on a unit speaks of.
+    floats, adding the vectors up rounds the sum, which no bound on a unit speaks of.
 
     Args:
         loss: one of `anyorder.online.losses`.
@@ -119,7 +119,7 @@ def clipped_sum(loss: Loss, theta: Any, X: Any, y: Any, units: Iterable[Any], cl
 
 
 def sum_of(loss: Loss, theta: Floats, batch: Examples, clip_norm: float, names: Units) -> Floats:
-    """The total of `clipped_sum`, of a batch that was checked and has these units, each named once."""
+    """The sum that `clipped_sum` makes, of a batch that was checked and has these units, each named once."""
     bound = clip_norm * (1.0 - (theta.size + 16) * 2.0**-52)
     match loss:
         case CustomLoss():

@@ -72,11 +72,11 @@ class BallsInBins(AmplifiedOrder):
 
     @property
     def pattern(self) -> Listed:
-        """One pattern for each bin."""
+        """Return one pattern for each bin."""
         return Listed.strided(self.n, self.b)
 
     def refusals(self, t: int, last: Integers, count: Integers) -> Refusals:
-        """Those of another bin than that of t."""
+        """Refuse those of another bin than that of t."""
         return [stride_clause(self.b, t, last, count)]
 
     @classmethod
@@ -95,7 +95,7 @@ class BallsInBins(AmplifiedOrder):
 
     @property
     def rate(self) -> float:
-        """One bin of b."""
+        """Return the rate of a unit: one bin of b."""
         return 1 / self.b
 
     @property
@@ -131,11 +131,11 @@ class BallsInBins(AmplifiedOrder):
             check_disjoint(strategy)
 
     def exact_epsilon(self, strategy: Strategy, sigma: float, delta: float) -> float:
-        """Of one draw of a bin, whose means are orthogonal."""
+        """Return the exact epsilon of one draw of a bin, whose means are orthogonal."""
         return epochs_epsilon(self._squares(strategy), sigma, delta)
 
     def exact_delta(self, strategy: Strategy, sigma: float, epsilon: float) -> float:
-        """Of one draw of a bin, whose means are orthogonal."""
+        """Return the exact delta of one draw of a bin, whose means are orthogonal."""
         return epochs_delta(self._squares(strategy), sigma, epsilon)
 
     def bound_epsilon(self, strategy: Strategy, sigma: float, delta: float) -> float:
@@ -153,7 +153,7 @@ class BallsInBins(AmplifiedOrder):
     def rough_epsilons(
         self, method: Method, strategy: Strategy, delta: float
     ) -> list[tuple[Callable[[float], float], float]]:
-        """Of the bound: by few bins, then by all that matter."""
+        """Return rough epsilons of the bound: by few bins, then by all that matter."""
         if type(method) is not Deterministic:
             return []
         gram = bins_gram(strategy, self)
@@ -168,7 +168,7 @@ class BallsInBins(AmplifiedOrder):
         return self.b
 
     def losses(self, method: Method, strategy: Strategy, sigma: float, variant: int, pld: Any, h: float) -> Any:
-        """Of one draw of a bin."""
+        """Return the privacy losses of one draw of a bin."""
         del variant
         if type(method) is Pld:
             return diagonal_composition(pld, self._squares(strategy), sigma, h)
@@ -184,7 +184,7 @@ class BallsInBins(AmplifiedOrder):
 
     @property
     def means(self) -> int:
-        """One a bin."""
+        """Return one mean for each bin."""
         return self.b
 
     def log_ratios(self, exponents: Floats) -> Floats:
@@ -192,6 +192,6 @@ class BallsInBins(AmplifiedOrder):
         return np.asarray(logsumexp(exponents, axis=0) - np.log(self.b))
 
     def describe(self) -> str:
-        """One phrase for people."""
+        """Return a phrase for people."""
         steps, epochs = counted(self.b, "step"), counted(self.k, "epoch")
         return f"balls in bins, each unit in one of {steps} by a secret draw, the same in each of {epochs}"

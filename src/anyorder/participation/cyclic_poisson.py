@@ -60,21 +60,21 @@ class CyclicPoisson(SampledOrder):
 
     @property
     def pattern(self) -> Listed:
-        """One pattern for each group."""
+        """Return one pattern for each group."""
         return Listed.strided(self.n, self.cycle)
 
     def refusals(self, t: int, last: Integers, count: Integers) -> Refusals:
-        """Those of another group than that of t."""
+        """Refuse those of another group than that of t."""
         return [stride_clause(self.cycle, t, last, count)]
 
     @classmethod
     def asked(cls, asked: Asked) -> "CyclicPoisson":
-        """Of the expected batch size: q = cycle batch_size / dataset_size, of the units of a group."""
+        """Return the order of the expected batch size: q = cycle batch_size / dataset_size, of the units of a group."""
         cycle = asked.cycle_for("cyclic-poisson")
         return cls(asked.n, cycle, min(1.0, asked.share * cycle))
 
     def with_cycle(self, cycle: int) -> "CyclicPoisson":
-        """The same from as many groups, of one group: as many units in a step are expected."""
+        """Return the same from as many groups, of one group: as many units in a step are expected."""
         return replace(self, cycle=cycle, sampling_probability=min(1.0, self.sampling_probability * cycle))
 
     @property
@@ -83,7 +83,7 @@ class CyclicPoisson(SampledOrder):
         return Needs("random access in a group", secrecy=True, batches="varying size")
 
     def check_neighbours(self, neighbours: str) -> None:
-        """Of zero-out neighbours alone."""
+        """Allow zero-out neighbours alone."""
         if neighbours != "zero-out":
             raise PlanError(
                 "CyclicPoisson is accounted for zero-out neighbours only (a unit's gradients replaced by zero): "
@@ -110,21 +110,21 @@ class CyclicPoisson(SampledOrder):
 
     @property
     def most_bands(self) -> int:
-        """One for each group."""
+        """Return the most bands: one for each group."""
         return min(self.cycle, self.n)
 
     def sampled_parts(self, strategy: Strategy, sigma: float) -> tuple[float, float, int]:
-        """One sampled Gaussian for each step of a group, of the largest column's norm [Choquette-Choo et al. 2023]."""
+        """Return a sampled Gaussian for each step of a group, of the largest column [Choquette-Choo et al. 2023]."""
         return cyclic_parts(strategy, self, sigma)
 
     def least_noise(self, strategy: Strategy, epsilon: float, delta: float) -> float:
-        """That of so many sampled Gaussians, times the norm of the largest column."""
+        """Return the noise of so many sampled Gaussians, times the norm of the largest column."""
         check_fits(strategy, self)
         steps, largest = -(-self.n // self.cycle), sqrt(float(strategy.column_norms_squared().max()))
         return poisson.calibrate_poisson(epsilon, delta, self.sampling_probability, steps) * (largest * (1 + 2.0**-47))
 
     def noise_alone(self, epsilon: float, delta: float) -> float:
-        """That of Poisson sampling of a group's steps."""
+        """Return the noise of Poisson sampling of a group's steps."""
         return poisson.calibrate_poisson(epsilon, delta, self.sampling_probability, -(-self.n // self.cycle))
 
     def canary_steps(self, count: int, source: NoiseSource) -> Bools:
@@ -143,7 +143,7 @@ class CyclicPoisson(SampledOrder):
         return np.asarray(np.where(groups_in_turn(self.n, count, self.cycle), each, 0.0).sum(axis=0))
 
     def describe(self) -> str:
-        """One phrase for people."""
+        """Return a phrase for people."""
         groups, steps = counted(self.cycle, "group"), counted(self.n, "step")
         return (
             f"cyclic Poisson sampling, {groups} in turn over {steps}, each unit of a step's group "

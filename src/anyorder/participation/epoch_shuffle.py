@@ -31,7 +31,7 @@ class EpochShuffle(Rule):
     steps_per_epoch: int
 
     kind = "epoch_shuffle"
-    words = (Word("shuffled", "anew in each epoch", is_quick=True),)
+    words = (Word("shuffled", "again in each epoch", is_quick=True),)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "k", checks.integer("k", self.k, low=1))
@@ -44,11 +44,11 @@ class EpochShuffle(Rule):
 
     @property
     def pattern(self) -> PerEpoch:
-        """One step of each epoch, any of them."""
+        """Return one step of each epoch, any of them."""
         return PerEpoch(self.k, self.steps_per_epoch)
 
     def refusals(self, t: int, last: Integers, count: Integers) -> Refusals:
-        """Those who appeared before in the epoch of t."""
+        """Refuse those who appeared before in the epoch of t."""
         s = self.steps_per_epoch
         epoch = t // s
         span = f"epoch {epoch}, steps {epoch * s} to {(epoch + 1) * s - 1}"
@@ -64,7 +64,7 @@ class EpochShuffle(Rule):
 
     @classmethod
     def asked(cls, asked: Asked) -> Participation:
-        """Of one epoch, a single one."""
+        """Return the order; of one epoch, a single pass."""
         return SingleEpoch(asked.steps) if asked.epochs == 1 else cls(asked.epochs, asked.steps)
 
     @classmethod
@@ -80,5 +80,5 @@ class EpochShuffle(Rule):
         return Needs("any order in each epoch", secrecy=False, batches="one size")
 
     def describe(self) -> str:
-        """One phrase for people."""
-        return f"{counted(self.k, 'epoch')} of {counted(self.steps_per_epoch, 'step')}, shuffled anew in each"
+        """Return a phrase for people."""
+        return f"{counted(self.k, 'epoch')} of {counted(self.steps_per_epoch, 'step')}, shuffled again in each"

@@ -52,11 +52,11 @@ class FixedOrder(Rule):
 
     @cached_property
     def pattern(self) -> Listed:
-        """One pattern for each step of an epoch."""
+        """Return one pattern for each step of an epoch."""
         return Listed.strided(self.n, self.b)
 
     def refusals(self, t: int, last: Integers, count: Integers) -> Refusals:
-        """Those who appear at another step of the epoch than before, or in more epochs than begin within n steps."""
+        """Refuse units at another step of the epoch than before, or in more epochs than begin within n steps."""
         k = self.max_participations
         return [
             (f"a unit's steps must lie multiples of b={self.b} apart", (count > 0) & ((t - last) % self.b != 0)),
@@ -64,7 +64,7 @@ class FixedOrder(Rule):
         ]
 
     def covers(self, actual: Participation) -> bool:
-        """The same stride over no more epochs, or an order that ends within one epoch and lets no unit appear twice."""
+        """Cover the same stride over no more epochs, or an order of one epoch in which no unit appears twice."""
         if actual.max_participations == 1:
             return actual.n <= self.b
         match actual.pattern:
@@ -75,7 +75,7 @@ class FixedOrder(Rule):
 
     @classmethod
     def asked(cls, asked: Asked) -> Participation:
-        """Of one epoch, a single one."""
+        """Return the order; of one epoch, a single pass."""
         return SingleEpoch(asked.steps) if asked.epochs == 1 else cls(asked.n, asked.epochs, asked.steps)
 
     @classmethod
@@ -90,5 +90,5 @@ class FixedOrder(Rule):
         return Needs("one order, kept", secrecy=False, batches="one size")
 
     def describe(self) -> str:
-        """One phrase for people."""
+        """Return a phrase for people."""
         return f"{counted(self.max_participations, 'epoch')} of {counted(self.b, 'step')}, the same order in each"

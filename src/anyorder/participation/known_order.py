@@ -69,7 +69,7 @@ class KnownOrder(SetOnce, Participation):
         return True
 
     def strangers(self, t: int, units: Integers | list[str]) -> Refusals:
-        """Which of the distinct units are not planned for step t. One that is planned may stay away."""
+        """Return which of the distinct units are not planned for step t. One that is planned may stay away."""
         indices, bounds = self._by_step
         planned = set(self.units[indices[bounds[t] : bounds[t + 1]]].tolist())
         named = units if isinstance(units, list) else units.tolist()
@@ -96,7 +96,7 @@ class KnownOrder(SetOnce, Participation):
 
     @classmethod
     def read(cls, data: dict[str, Any]) -> Self:
-        """From the compressed order."""
+        """Read the compressed order."""
         n = checks.integer("n", data["n"], low=1)
         steps, indices = unpacked(data["steps"]), unpacked(data["indices"])
         units = unpacked(data["units"]) if isinstance(data["units"], str) else _ids(data["units"])
@@ -117,11 +117,11 @@ class KnownOrder(SetOnce, Participation):
 
     @property
     def needs(self) -> Needs:
-        """That order."""
+        """The order that is needed."""
         return Needs("the order that is known", secrecy=False, batches="as they are")
 
     def describe(self) -> str:
-        """One phrase for people."""
+        """Return a phrase for people."""
         units, steps = counted(len(self.units), "unit"), counted(self.n, "step")
         return f"a known order of {units} over {steps}, at most {counted(self.max_participations, 'time')}"
 

@@ -48,7 +48,7 @@ class MinSeparation(Rule):
         return Separated(self.n, self.b, self.k)
 
     def refusals(self, t: int, last: Integers, count: Integers) -> Refusals:
-        """Those who appear too early after their last step, or too often."""
+        """Refuse those who appear too early after their last step, or too often."""
         k = self.pattern.k
         assert k is not None  # what fits, where none was given
         return [
@@ -57,7 +57,7 @@ class MinSeparation(Rule):
         ]
 
     def covers(self, actual: Participation) -> bool:
-        """Whatever keeps units as far apart and lets them come no more often."""
+        """Cover any order that keeps units as far apart and in no more steps."""
         return actual.min_separation >= self.b and actual.max_participations <= self.max_participations
 
     @classmethod
@@ -73,5 +73,5 @@ class MinSeparation(Rule):
         return Needs("any order that keeps a distance", secrecy=False, batches="any size")
 
     def describe(self) -> str:
-        """One phrase for people."""
+        """Return a phrase for people."""
         return f"each unit in at most {self.max_participations} of {counted(self.n, 'step')}, at least {self.b} apart"

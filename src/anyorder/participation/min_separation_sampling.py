@@ -78,12 +78,12 @@ class MinSeparationSampling(AmplifiedOrder):
         return p / (1 + (self.b - 1) * p)
 
     def refusals(self, t: int, last: Integers, count: Integers) -> Refusals:
-        """Those who appear too early after their last step."""
+        """Refuse those who appear too early after their last step."""
         return [(f"a unit may come back at least b={self.b} steps after its last", (count > 0) & (t - last < self.b))]
 
     @classmethod
     def asked(cls, asked: Asked) -> "MinSeparationSampling":
-        """Of the expected batch size: p / (1 + (b - 1) p) = batch_size / dataset_size, for the cycle b."""
+        """Return the order for a batch size: p / (1 + (b - 1) p) = batch_size / dataset_size, for the cycle b."""
         b, share = asked.cycle_for("min-separation-sampling"), asked.share
         return cls(asked.n, b, min(1.0, share / (1 - (b - 1) * share)))
 
@@ -98,7 +98,7 @@ class MinSeparationSampling(AmplifiedOrder):
 
     @property
     def rate(self) -> float:
-        """Of a unit in the long run."""
+        """Return the rate of a unit in the long run."""
         return self.marginal
 
     def units_of(self, size: int, source: NoiseSource) -> UnitsOf:
@@ -165,7 +165,7 @@ class MinSeparationSampling(AmplifiedOrder):
         del method, strategy, sigma, variant, pld, h
 
     def canary_steps(self, count: int, source: NoiseSource) -> Bools:
-        """From step to step, as units are."""
+        """Draw steps one after the other, as for units."""
         drawn = uniforms(source, self.n + 1, count)
         first = np.zeros(count, np.int64)
         if self.warm_start:  # drawn[n] / marginal is below b - 1 with probability (b - 1) marginal
@@ -191,7 +191,7 @@ class MinSeparationSampling(AmplifiedOrder):
             return np.asarray(logsumexp(logs[:b], axis=0, b=weights[:, None]))
 
     def describe(self) -> str:
-        """One phrase for people."""
+        """Return a phrase for people."""
         warm = "" if self.warm_start else ", all from the first step on"
         return (
             f"sampling with separation, each unit in each of {counted(self.n, 'step')} with probability "

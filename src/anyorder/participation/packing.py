@@ -23,7 +23,7 @@ def packed(values: NDArray[np.int64]) -> str:
 
 
 def unpacked(text: str) -> NDArray[np.int64]:
-    """What `packed` was given; text of a stranger costs no more than `_limits` allows."""
+    """Return what `packed` was given; text of a stranger costs no more than `_limits` allows."""
     width, compressed = text.split(":")
     size = np.dtype(checks.choice("width of packed integers", width, "bhiq")).itemsize
     raw = inflate(base64.b64decode(compressed, validate=True))

@@ -66,7 +66,7 @@ class PoissonSampling(SampledOrder):
 
     @classmethod
     def asked(cls, asked: Asked) -> "PoissonSampling":
-        """Of the expected batch size: q = batch_size / dataset_size."""
+        """Return the order of the expected batch size: q = batch_size / dataset_size."""
         return cls(asked.n, asked.share)
 
     @classmethod
@@ -80,7 +80,7 @@ class PoissonSampling(SampledOrder):
         return Needs("random access", secrecy=True, batches="varying size")
 
     def check_neighbours(self, neighbours: str) -> None:
-        """Of add-or-remove neighbours alone."""
+        """Allow add-or-remove neighbours alone."""
         if neighbours != "add-or-remove":
             raise PlanError(f"PoissonSampling is accounted for add-or-remove neighbours only, got {neighbours!r}")
 
@@ -103,12 +103,12 @@ class PoissonSampling(SampledOrder):
             raise PlanError(f"PoissonSampling is accounted for independent noise only, got {strategy!r}")
 
     def sampled_parts(self, strategy: Strategy, sigma: float) -> tuple[float, float, int]:
-        """One sampled Gaussian a step."""
+        """Return one sampled Gaussian for each step."""
         del strategy
         return sigma, self.sampling_probability, self.n
 
     def least_noise(self, strategy: Strategy, epsilon: float, delta: float) -> float:
-        """That of the sampled Gaussian."""
+        """Return the noise of the sampled Gaussian."""
         del strategy
         return poisson.calibrate_poisson(epsilon, delta, self.sampling_probability, self.n)
 
@@ -122,6 +122,6 @@ class PoissonSampling(SampledOrder):
         return np.asarray(tossed_ratios(exponents, q).sum(axis=0))
 
     def describe(self) -> str:
-        """One phrase for people."""
+        """Return a phrase for people."""
         steps = counted(self.n, "step")
         return f"Poisson sampling, each unit in each of {steps} with probability {self.sampling_probability:g}"

@@ -63,16 +63,16 @@ class RandomAllocation(AmplifiedOrder):
 
     @property
     def pattern(self) -> PerEpoch:
-        """One step of each epoch, any of them."""
+        """Return one step of each epoch, any of them."""
         return PerEpoch(self.k, self.b)
 
     def refusals(self, t: int, last: Integers, count: Integers) -> Refusals:
-        """Those who appeared before in the epoch of t."""
+        """Refuse those who appeared before in the epoch of t."""
         return [("a unit may come once in an epoch", (count > 0) & (last // self.b == t // self.b))]
 
     @classmethod
     def asked(cls, asked: Asked) -> "RandomAllocation":
-        """One of the steps of each epoch."""
+        """Return the order that draws one of the steps of each epoch."""
         return cls(asked.epochs, asked.steps)
 
     @property
@@ -86,7 +86,7 @@ class RandomAllocation(AmplifiedOrder):
 
     @property
     def rate(self) -> float:
-        """One step of b."""
+        """Return the rate of a unit: one step of b."""
         return 1 / self.b
 
     @property
@@ -122,7 +122,7 @@ class RandomAllocation(AmplifiedOrder):
 
     @property
     def most_bands(self) -> int:
-        """Within an epoch."""
+        """Return the most bands: those within an epoch."""
         return min(self.b, self.n)
 
     def default_method(self, strategy: Strategy) -> Method:
@@ -136,7 +136,7 @@ class RandomAllocation(AmplifiedOrder):
                 check_disjoint(strategy)
             case MonteCarlo():
                 raise PlanError(
-                    "no samples are drawn for RandomAllocation, whose epochs are mechanisms beside each other, with "
+                    "no samples are drawn for RandomAllocation, whose epochs are separate mechanisms, with "
                     "bounds that compose: take method 'bound'"
                 )
             case Deterministic():
@@ -145,11 +145,11 @@ class RandomAllocation(AmplifiedOrder):
                 assert_never(method)
 
     def exact_epsilon(self, strategy: Strategy, sigma: float, delta: float) -> float:
-        """Of one draw in each epoch, whose means are orthogonal."""
+        """Return the exact epsilon of one draw in each epoch, whose means are orthogonal."""
         return epochs_epsilon(epoch_squares(strategy, self.k, self.b), sigma, delta)
 
     def exact_delta(self, strategy: Strategy, sigma: float, epsilon: float) -> float:
-        """Of one draw in each epoch, whose means are orthogonal."""
+        """Return the exact delta of one draw in each epoch, whose means are orthogonal."""
         return epochs_delta(epoch_squares(strategy, self.k, self.b), sigma, epsilon)
 
     def bound_epsilon(self, strategy: Strategy, sigma: float, delta: float) -> float:
@@ -166,12 +166,12 @@ class RandomAllocation(AmplifiedOrder):
         """None."""
         del strategy, sigma
         raise PlanError(
-            "RandomAllocation is accounted without samples: its epochs are k mechanisms beside each other, whose "
+            "RandomAllocation is accounted without samples: its epochs are k separate mechanisms, whose "
             "bounds compose; take method 'bound'"
         )
 
     def claim_bins(self, alike: bool) -> int:
-        """Those of an epoch; of each epoch, where it has means of its own and takes as long as the first."""
+        """Return the bins of an epoch; of each epoch, where it has means of its own and takes as long as the first."""
         return self.b if alike else self.b * self.k
 
     @property
@@ -180,7 +180,7 @@ class RandomAllocation(AmplifiedOrder):
         return 64 * self.k
 
     def losses(self, method: Method, strategy: Strategy, sigma: float, variant: int, pld: Any, h: float) -> Any:
-        """Of one draw in each epoch, composed."""
+        """Return the privacy losses of one draw in each epoch, composed."""
         del variant
         if type(method) is Pld:
             return diagonal_composition(pld, epoch_squares(strategy, self.k, self.b), sigma, h)
@@ -197,7 +197,7 @@ class RandomAllocation(AmplifiedOrder):
         return np.asarray((logsumexp(epochs, axis=1) - np.log(self.b)).sum(axis=0))
 
     def describe(self) -> str:
-        """One phrase for people."""
+        """Return a phrase for people."""
         steps, epochs = counted(self.b, "step"), counted(self.k, "epoch")
         return f"random allocation, each unit in one of {steps} by a secret draw, again in each of {epochs}"
 

@@ -67,7 +67,7 @@ OrderWord = Literal[
 
 
 def covers(planned: Participation, actual: Participation) -> bool:
-    """Whether the patterns of `actual`, within the planned steps, are known to be among those of `planned`.
+    """True if the patterns of `actual`, within the planned steps, are known to be among those of `planned`.
 
     A known order covers whatever the ledger lets pass, step by step, so it is not judged here.
     """

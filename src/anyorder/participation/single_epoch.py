@@ -35,11 +35,11 @@ class SingleEpoch(Rule):
         return Separated(self.n, b=self.n, k=1)
 
     def refusals(self, t: int, last: Integers, count: Integers) -> Refusals:
-        """Those who appeared before."""
+        """Refuse those who appeared before."""
         return [("a unit may come once, and one came back", count > 0)]
 
     def covers(self, actual: Participation) -> bool:
-        """Whatever lets no unit appear twice."""
+        """Cover any order in which no unit appears twice."""
         return actual.max_participations == 1
 
     @classmethod
@@ -49,9 +49,9 @@ class SingleEpoch(Rule):
 
     @property
     def needs(self) -> Needs:
-        """One pass."""
+        """What is needed: one pass."""
         return Needs("one pass in any order", secrecy=False, batches="one size")
 
     def describe(self) -> str:
-        """One phrase for people."""
+        """Return a phrase for people."""
         return f"each unit in at most one of {counted(self.n, 'step')}"

@@ -80,16 +80,16 @@ class TruncatedPoisson(AmplifiedOrder):
 
     @property
     def pattern(self) -> Listed:
-        """One pattern for each group."""
+        """Return one pattern for each group."""
         return Listed.strided(self.n, self.cycle)
 
     def refusals(self, t: int, last: Integers, count: Integers) -> Refusals:
-        """Those of another group than that of t."""
+        """Refuse those of another group than that of t."""
         return [stride_clause(self.cycle, t, last, count)]
 
     @classmethod
     def asked(cls, asked: Asked) -> "TruncatedPoisson":
-        """Of the expected batch size, truncated to batch_size + 3 sqrt(batch_size) units a step where nothing is
+        """Return the order for a batch size, truncated to batch_size + 3 sqrt(batch_size) units a step where nothing is
         said.
         """
         cycle = asked.cycle_for("truncated-poisson", otherwise=1)
@@ -100,7 +100,7 @@ class TruncatedPoisson(AmplifiedOrder):
         return cls(asked.n, min(1.0, asked.share * cycle), min(most, size), size, cycle)
 
     def with_cycle(self, cycle: int) -> "TruncatedPoisson":
-        """The same from as many groups, of one group: as many units in a step are expected."""
+        """Return the same from as many groups, of one group: as many units in a step are expected."""
         return replace(self, cycle=cycle, sampling_probability=min(1.0, self.sampling_probability * cycle))
 
     @property
@@ -112,8 +112,8 @@ class TruncatedPoisson(AmplifiedOrder):
         """No unit's absence: another would be in its place."""
         if neighbours == "add-or-remove":
             raise PlanError(
-                "TruncatedPoisson is accounted for zero-out neighbours (a unit's gradients replaced by zero): batches "
-                "are cut to their size, so that without one unit others would be in its place; got 'add-or-remove'"
+                "TruncatedPoisson is accounted for zero-out neighbours (a unit's gradients replaced by zero): "
+                "batches are truncated to their size, and without one unit others take its place; got 'add-or-remove'"
             )
 
     def without_draws(self) -> Participation:
@@ -164,7 +164,7 @@ class TruncatedPoisson(AmplifiedOrder):
 
     @property
     def most_bands(self) -> int:
-        """One for each group."""
+        """Return the most bands: one for each group."""
         return min(self.cycle, self.n)
 
     def default_method(self, strategy: Strategy) -> Method:
@@ -204,16 +204,16 @@ class TruncatedPoisson(AmplifiedOrder):
         return 2 * -(-self.n // self.cycle)
 
     def losses(self, method: Method, strategy: Strategy, sigma: float, variant: int, pld: Any, h: float) -> Any:
-        """Of all steps of a group of this size."""
+        """Return the privacy losses of all steps of a group of this size."""
         del method
         return truncated_losses(pld, strategy, self, sigma, variant, h)
 
     def noise_alone(self, epsilon: float, delta: float) -> float:
-        """That of Poisson sampling of a group's steps, which is near."""
+        """Return the noise of Poisson sampling of a group's steps, which is near."""
         return poisson.calibrate_poisson(epsilon, delta, self.sampling_probability, -(-self.n // self.cycle))
 
     def canary_steps(self, count: int, source: NoiseSource) -> Bools:
-        """With the probability of a unit of its group to be drawn and to stay, no matter who else was drawn."""
+        """Draw steps with the probability of a unit of its group to be drawn and to stay, with any others drawn."""
         mine = groups_in_turn(self.n, count, self.cycle)
         return np.asarray(mine & (uniforms(source, self.n, count) < self.taken_probabilities(count)))
 
@@ -231,7 +231,7 @@ class TruncatedPoisson(AmplifiedOrder):
         return np.asarray(np.where(groups_in_turn(self.n, count, self.cycle), each, 0.0).sum(axis=0))
 
     def describe(self) -> str:
-        """One phrase for people."""
+        """Return a phrase for people."""
         cyclic = f", {self.cycle} groups in turn" if self.cycle > 1 else ""
         steps, units = counted(self.n, "step"), counted(self.batch_size, "unit")
         return (

@@ -189,7 +189,7 @@ def read_realised(plan: Plan, steps: int, data: Any) -> Realised:
     low, high = (rule.min_separation, (steps - 1) // (k - 1)) if k > 1 else (n, n)
     if type(b) is not int or not low <= b <= high:
         raise CertificateError(
-            f"min_separation must be an integer from {low} to {high}, where units came {k} times, got {quoted(b)}"
+            f"min_separation must be an integer from {low} to {high}, where units appeared {k} times, got {quoted(b)}"
         )
     found = realised_claim(plan, k, b)
     if found is None:
@@ -221,7 +221,7 @@ _OLD = {
 
 @dataclass(frozen=True)
 class Certificate:
-    """What a run claims. Public: it names nobody, and tells nothing of any batch.
+    """The claim of a run. It is public: it names nobody, and reveals nothing of any batch.
 
     Attributes:
         plan: the plan that was run; a known order's units are numbers in it.
@@ -230,7 +230,7 @@ class Certificate:
         record_digest: HMAC-SHA256 of plan, steps, the ledger's history and the words of `isolation`, under a key that
             only the run's owner has: it tells nothing to others, and holds the owner to one record.
         receipt_root: what every unit's `Receipt` leads to; to those who have none it tells nothing.
-        realised: how often units came at most, how far apart, and the epsilon of that; see `Realised` for what it
+        realised: how often units appeared at most, how far apart, and the epsilon of that; see `Realised` for what it
             rests on. It follows from the record that the digest stands for, so that certificates are compared
             without it. None where it cannot be claimed or was not shown.
         stated: what the owner says of the run and no file can show: `PUBLIC_STOP`, or nothing.
@@ -262,7 +262,7 @@ class Certificate:
 
     @property
     def curve(self) -> Curve:
-        """Of the plan, and of all starts before; for `anyorder.compose` with other runs on the same people.
+        """Return the curve of the plan and all starts before, for `anyorder.compose` with runs on the same people.
 
         An earlier start counts as a whole run of the plan: what it released may have decided on its end, and then the
         curve of its steps alone is no claim. Where the owner states `PUBLIC_RESTART`, it counts by its steps.
@@ -271,7 +271,7 @@ class Certificate:
 
     @property
     def curves_before(self) -> list[Curve]:
-        """Of each earlier start."""
+        """Return the curve of each earlier start."""
         by_steps = PUBLIC_RESTART in self.stated
         return [_curve_of_start(self.plan, steps) if by_steps else self.plan.curve for _, steps in self.earlier]
 
@@ -285,7 +285,7 @@ class Certificate:
 
     @property
     def reach(self) -> Reach:
-        """What the strongest attacker reaches by the claim of the run: computed here, and in no file."""
+        """Return what the strongest attacker reaches by the claim of the run: computed here, and in no file."""
         return reach(self.curve) if self.earlier else self.plan.reach
 
     def save(self, path: str | Path) -> None:
@@ -338,7 +338,7 @@ class Certificate:
         return "\n".join(f"{name:>14}  {text}" for name, text in self.facts())
 
     def run(self) -> dict[str, Any]:
-        """What the file says on the run, beside its plan."""
+        """Return what the file says of the run, in addition to its plan."""
         return {
             "steps": self.steps, "key_fingerprint": self.key_fingerprint, "record_digest": self.record_digest,
             "receipt_root": self.receipt_root,
@@ -401,7 +401,7 @@ class Certificate:
                 raise CertificateError(
                     f"the certificate has a realised epsilon, and its run took {steps} of {plan.n} steps: that may be "
                     "claimed only where the owner states that the stop was not chosen by what was released. Make it "
-                    "anew with certificate(public_stop=True) if that is so, else with certificate()"
+                    "again with certificate(public_stop=True) if that is so, else with certificate()"
                 )
         weights = _read_weights(data["weights"]) if "weights" in optional else ()
         withdrawal = hexadecimal(data, "withdrawal", 64) if "withdrawal" in optional else ""
@@ -682,7 +682,7 @@ class Evidence:
         shown = certificate.realised
         if shown is not None and (shown.max_participations, shown.min_separation) != ledger.realised_bounds():
             raise CertificateError(
-                "the certificate's realised participations are not those of the evidence: units came more often or "
+                "the certificate's realised participations are not those of the evidence: units appeared more often or "
                 "nearer, or less so, than it says"
             )
         return evidence
@@ -726,13 +726,15 @@ class Verification:
     def __repr__(self) -> str:
         claim = self.plan if self.certificate is None else self.certificate
         what = "plan" if self.certificate is None else f"certificate of {self.certificate.steps} steps"
-        return f"Verification({what}: epsilon <= {rounded_up(claim.epsilon)} at delta = {self.plan.delta:g})"
+        return (
+            f"Verification({what}: epsilon <= {rounded_up(claim.epsilon)} at delta = {rounded_up(self.plan.delta, 6)})"
+        )
 
 
 def verify(
     path: str | Path, *, evidence: str | Path | None = None, receipt: str | Path | None = None, large: bool = False
 ) -> Verification:
-    """Recompute every claim of a plan or certificate file; with evidence or a receipt, check who took part as well.
+    """Recompute every claim of a plan or certificate file. With evidence or a receipt, check who took part as well.
 
     Checked from the public file alone: its own hash; sensitivity, noise, mu and epsilon from the strategy's numbers.
     With the evidence: that it is the certificate's, and that every unit's steps obey the participation. With a

@@ -46,7 +46,7 @@ class OrderRow:
 
     @property
     def needs(self) -> Needs:
-        """What the order takes."""
+        """Return what the order needs."""
         return self.plan.participation.needs
 
     def to_dict(self) -> dict[str, Any]:
@@ -94,10 +94,10 @@ class OrderComparison:
 
     @property
     def title(self) -> str:
-        """What all rows share."""
+        """Return what all rows share."""
         plan = self.best
         steps = f"{counted(plan.n, 'step')} of {plan.batch_size} on average"
-        return f"epsilon {rounded_up(plan.epsilon)} at delta {plan.delta:g}, {steps}"
+        return f"epsilon {rounded_up(plan.epsilon)} at delta {rounded_up(plan.delta, 6)}, {steps}"
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""

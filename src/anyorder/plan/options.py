@@ -35,6 +35,15 @@ def default_delta(units: int) -> float:
     return float(f"{10**power // most}e-{power}")
 
 
+def careful_delta(most: float, units: int | None) -> float:
+    """`most`, or `default_delta` where the units are so many that it is smaller.
+
+    >>> careful_delta(1e-5, 100), careful_delta(1e-5, 60000), careful_delta(1e-5, None)
+    (1e-05, 1e-06, 1e-05)
+    """
+    return most if not units else min(most, default_delta(units))
+
+
 @dataclass(frozen=True)
 class OrderOptions:
     """What `order` returns."""
@@ -135,7 +144,7 @@ def mechanism(
 
 @dataclass(frozen=True, kw_only=True)
 class SGD:
-    """The settings of SGD, for `optimizer=` of `anyorder.plan` where no torch optimizer is at hand.
+    """The settings of SGD, for `optimizer=` of `anyorder.plan` if there is no torch optimizer yet.
 
         ao.plan(optimizer=ao.SGD(momentum=0.9, learning_rates=ao.workload.cosine(600)), ...)
 
@@ -162,7 +171,7 @@ class SGD:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a mechanism may keep and take, for `limits=` of `anyorder.plan`.
+    """Limits on the memory and the time of a mechanism, for `limits=` of `anyorder.plan`.
 
         ao.plan(limits=ao.Limits(memory="2 GB", model_size=11_000_000), ...)
 

@@ -63,7 +63,7 @@ _CLAIMS = ("sensitivity", "sensitivity_exact", "noise_std", "mu", "epsilon")
 @final
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A complete claim: what is released, how noisy, in which order, and the (epsilon, delta) that follows.
+    """A plan: what is released, with how much noise, in which order, and the (epsilon, delta) that follows.
 
     Each of n steps releases `sum of clipped unit gradients + noise_std * (K Z)[t]`, then divides by `batch_size`.
 
@@ -157,7 +157,7 @@ class Plan:
 
     @property
     def amplified(self) -> bool:
-        """Whether its participation draws in secret; ask that."""
+        """True if the epsilon rests on secret draws of who takes part."""
         return self.participation.secret
 
     @cached_property
@@ -217,7 +217,7 @@ class Plan:
 
     @cached_property
     def reach(self) -> Reach:
-        """What the strongest attacker reaches, as the card shows it; `curve` has its methods for any rate and prior.
+        """The success of the strongest attacker, as the card shows it; `curve` has its methods for any rate and prior.
 
         Of a claim by samples, which have one point, what follows from that point, or from known batches.
         """
@@ -268,7 +268,7 @@ class Plan:
 
     @property
     def reaches_iterates(self) -> bool:
-        """Whether the noise in the weights during training can be computed: up to 4096 steps always, beyond for some
+        """True if the noise in the weights during training can be computed: up to 4096 steps always, beyond for some
         structures.
         """
         return has_variances(self.strategy, self.workload)
@@ -290,7 +290,7 @@ class Plan:
         return float(np.sqrt(np.square(self.noise_profile(sums=sums)).mean()))
 
     def to_dict(self) -> dict[str, Any]:
-        """What the plan fixes, as JSON values; what follows from it is in `claims`.
+        """Return what the plan fixes, as JSON values; what follows from it is in `claims`.
 
         "on_device", "selection", "method" and "candidate_of" are there where something is trusted to devices, where
         rows are selected, where the claim has a method, and in runs of a search: without them a plan has the digest
@@ -316,7 +316,7 @@ class Plan:
         return fixed | devices | selected | method | searched
 
     def claims(self) -> dict[str, Any]:
-        """What follows from the plan; a verifier recomputes it."""
+        """Return what follows from the plan; a verifier recomputes it."""
         values = (self.sensitivity.value, self.sensitivity.exact, self.noise_std, self.mu, self.epsilon)
         noises = {"selection_std": self.selection_std, "selection_scale": self.selection_scale}
         claimed: dict[str, Any] = {name: value for name, value in noises.items() if value is not None}
@@ -398,7 +398,7 @@ class Plan:
             rows.append(("sensitivity", f"{sens.value:.5g} clip norms ({kind})"))
         if type(self.participation) is KnownOrder:
             mus = self.unit_mus()
-            spread = f"mu from {mus.min():.4g} to {mus.max():.4g}, median {np.median(mus):.4g}"
+            spread = f"mu from {rounded_up(mus.min())} to {rounded_up(mus.max())}, median {rounded_up(np.median(mus))}"
             rows.append(("its own steps", f"{spread}, over {counted(len(mus), 'unit')} of privacy"))
         if self.selection is not None:
             noise = self.selection_std or self.selection_scale
@@ -421,10 +421,10 @@ class Plan:
         ]
 
     def _delta(self) -> list[tuple[str, str]]:
-        """Whether delta is the default, or would by itself let a unit drawn at random be published: (0, 1 / n)."""
+        """Whether delta is what is advised, or would by itself let a unit drawn at random be published: (0, 1 / n)."""
         n = number_of_units(self.participation, self.dataset_size)
         if n is not None and n >= 1 and self.delta == default_delta(n):
-            return [("delta", f"the default: a tenth of 1 / {n}, rounded down to one digit")]
+            return [("delta", f"a tenth of 1 / {n}, rounded down to one digit")]
         if n is None or self.delta * n < 1:
             return []
         return [("beware", f"delta is 1 / {n} or more: publishing one {self.unit} of {n}, by lot, is within it")]
@@ -477,8 +477,8 @@ def number_of_units(order: Participation, dataset_size: int | None) -> int | Non
 
 def promised(epsilon: float, delta: float, mu: float | None) -> str:
     """The promise in a line: mu first where it is exactly that of a Gaussian, from which all the rest follows."""
-    told = f"epsilon <= {rounded_up(epsilon)} at delta = {delta:g}"
-    return told if mu is None else f"mu = {mu:.5g} (Gaussian DP): {told}"
+    told = f"epsilon <= {rounded_up(epsilon)} at delta = {rounded_up(delta, 6)}"
+    return told if mu is None else f"mu = {rounded_up(mu, 5)} (Gaussian DP): {told}"
 
 
 def attack_text(found: Reach) -> str:

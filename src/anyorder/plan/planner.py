@@ -73,7 +73,7 @@ def plan(
     neighbours: Neighbours = "zero-out",
     limits: Limits | None = None,
 ) -> Plan:
-    """Join an order, a mechanism and a budget into a `Plan`.
+    """Make a `Plan`: choose the noise that keeps a privacy budget in an order of the data.
 
     The number of steps and the order come from one of: `loader` and `epochs`; `dataset_size`, `batch_size` and
     `epochs` with `order` in words; or a participation as the `order`, and `batch_size`.

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from anyorder import checks
 from anyorder._draws import Draws, check_size
+from anyorder.accounting.amplification.methods import MonteCarlo
 from anyorder.errors import ArgumentError, CheckpointError, PlanError, StepsExhaustedError, TrainingError
 from anyorder.ledger import Ledger, Units
 from anyorder.noise import NoiseSource, NoiseStream
@@ -54,7 +55,7 @@ Guest = Callable[[int, list[Tensor], float], list[Tensor]]
 
 
 class Release:
-    """Carries one plan out: you bring the sum of each step, and get it back private.
+    """Carries out one plan without a model: you give the sum of each step, and get it back with noise.
 
     Step t, given the units in it and the sum of what they add, returns
 
@@ -186,6 +187,11 @@ class Release:
     ) -> None:
         if type(plan) is not Plan:
             raise ArgumentError(f"plan must be an anyorder Plan (see anyorder.plan), got {type(plan).__name__}")
+        if start_over and type(plan.method) is MonteCarlo:
+            raise PlanError(
+                "start_over=True needs a plan whose starts can be added up. This claim is by samples, which hold "
+                "for one release alone: plan with ao.order(.., method='bound')"
+            )
         given = None if key is None else NoiseSource(key).key
         self.plan, self.size, self._n = plan, coordinates.size, plan.n
         self._unnamed = "record" in plan.on_device  # who is in a step is on devices, and not learnt here
@@ -431,12 +437,12 @@ class Release:
 
     @property
     def norm_moves(self) -> bool:
-        """Whether the clip norm follows what was released, under `Adaptive`."""
+        """True if the clip norm follows what was released, under `Adaptive`."""
         return self._norm is not None
 
     @property
     def divisor(self) -> float:
-        """What a noised sum is divided by: the batch size; where the norm moves, with the way back to its own units."""
+        """The divisor of a noised sum: the batch size; if the norm moves, with the way back to its own units."""
         return self.plan.batch_size if self._norm is None else self._norm.divisor
 
     def record_count(self, step: int, count: float) -> None:
@@ -584,12 +590,12 @@ class Release:
 
     @property
     def repeats(self) -> bool:
-        """Whether the next step was released before, by a process that went on from this checkpoint or an older one."""
+        """True if the next step was released before, by a process that went on from this checkpoint or an older one."""
         return self._files is not None and self._files.has(self.ledger.step)
 
     @property
     def may_have_committed(self) -> bool:
-        """Whether the journal may have the next step: then its noise is for the sum that it was committed with alone.
+        """True if the journal may have the next step: then its noise is for the sum that it was committed with alone.
 
         Also after a commit that was broken off, of which nobody knows how far it came, and where the run has gone on
         in another object.
@@ -601,7 +607,7 @@ class Release:
         return self._source.own.derive(label)
 
     def draw_source(self) -> NoiseSource:
-        """Where secret draws come from."""
+        """The source of secret draws."""
         return self.by_step(b"sampling")
 
     def by_step(self, label: bytes) -> NoiseSource:
@@ -612,7 +618,7 @@ class Release:
         return source if self._files is None else self._files.by_step(source, first_row)
 
     def lazy_source(self, first_row: Callable[[int], int]) -> NoiseSource:
-        """Where the jumps of lazy tables come from; elements are coordinates.
+        """The source of the jumps of lazy tables; elements are coordinates.
 
         Args:
             first_row: step -> the first row that jumps over it or later steps have: renewed where the step is, as
@@ -631,7 +637,7 @@ class Release:
 
     @property
     def is_closed(self) -> bool:
-        """Whether another process may have resumed the run."""
+        """True if another process may have resumed the run."""
         return self._closed
 
     def table_noise(self, first: int, size: int) -> "TableNoise":
@@ -652,7 +658,7 @@ class Release:
         return self._evidence.shown(public_stop=public_stop)
 
     def evidence(self) -> Evidence:
-        """Who took part in which step: what backs the certificate. As secret as the data."""
+        """Return the record that backs the certificate: who took part in which step. It is as secret as the data."""
         return self._evidence
 
     def save(self, extra: dict[str, Any] | None = None) -> None:
@@ -687,7 +693,7 @@ class Release:
 
     @property
     def needs_save(self) -> bool:
-        """Whether the first checkpoint is still to be written: it must be before any noise is used."""
+        """True if the first checkpoint is still to be written: it must be before any noise is used."""
         return self._files is not None and self._files.needs_save
 
     def check_save(self) -> None:
@@ -903,7 +909,7 @@ class SecretDraws:
             )
         if isinstance(ids, list) or not np.array_equal(ids, self._drawn[1]):
             raise TrainingError(
-                "units must be those that sample() drew for this step, all of them: the plan's claim does not hold for "
+                "units must be those that sample() drew for this step, all of them: the plan's claim does not apply to "
                 "batches that somebody chose"
             )
 

@@ -127,7 +127,7 @@ class Adaptive:
         return min(max(moved, planned / RANGE), planned * RANGE)
 
     def describe(self) -> str:
-        """In a sentence."""
+        """Return a sentence for people."""
         return f"adaptive: the clip norm follows the {self.quantile:g} quantile of the gradients' norms"
 
 

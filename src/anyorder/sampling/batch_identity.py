@@ -190,8 +190,8 @@ class BatchIdentity:
         if not unused:
             raise TrainingError(
                 "this batch was already used by a backward pass: each unit is clipped once a step. Iterate over the "
-                "loader again for each epoch (itertools.cycle and list(loader) give the first one's batches again); a "
-                "loss of several passes over a batch needs one module whose forward makes them all"
+                "loader again for each epoch (itertools.cycle and list(loader) give the first one's batches again); "
+                "for several passes over a batch, add their losses and call backward once"
             )
         return unused[0] if len(unused) == 1 else None
 
@@ -227,9 +227,9 @@ class BatchIdentity:
         if self._called.used:
             raise TrainingError(
                 "the last batch of the loader was already used by a backward pass: each unit is clipped once a "
-                "step; fetch the next batch from the loader. For inputs that are not of the batch (generated ones, the "
-                "generator's turn of a GAN) call model.eval() before and model.train() after, or put several passes "
-                "over a batch into one module's forward"
+                "step, over all passes together. Add the losses and call backward once, or fetch the next batch from "
+                "the loader. In a generator's step leave the generated tensors attached to the generator; for other "
+                "inputs call model.eval() before and model.train() after"
             )
         return self._called
 

@@ -805,7 +805,7 @@ _HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 
 @final
 class ModelDraws:
-    """What a model draws: each pass under the generators of (rank, step, micro-batch), the user's put back after it.
+    """What a model draws: each pass under generators of (rank, step, micro-batch, pass), the user's put back after it.
 
     A forward pass is a block. A backward pass begins where the first gradient of an output comes to the model, and
     ends where the engine says so; one that an error broke off ends with the next.
@@ -828,10 +828,10 @@ class ModelDraws:
         """None for a model of layers that are known to draw nothing."""
         return ModelDraws(model, seeds, rank) if any(map(_module_may_draw, model.modules())) else None
 
-    def forward(self, step: int, part: int) -> AbstractContextManager[None]:
-        """The block of a forward pass of micro-batch `part` of a step."""
+    def forward(self, step: int, part: int, number: int = 0) -> AbstractContextManager[None]:
+        """The block of forward pass `number` over micro-batch `part` of a step."""
         self.end()
-        return self._alone("forward", step, part)
+        return self._alone("forward", step, part, *([number] if number else []))
 
     def follow(self, outputs: Any, step: int, part: int) -> None:
         """Let a backward pass from these outputs draw from generators of its own."""

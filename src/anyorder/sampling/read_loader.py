@@ -39,7 +39,7 @@ _BY_UNITS = (
     "let its batches name their units: ao.plan(order=.., batch_size=.., unit='user') and "
     "make_private(.., unit=<where a batch keeps the ids>)"
 )
-_ANEW = "shuffled anew in each epoch"
+_ANEW = "shuffled again in each epoch"
 _PUBLIC = "if the weights do not depend on the data (weights of classes do: labels are data)"
 _UNCOLLATED = "batch_size=None hands out single examples without a batch dimension; set a batch_size"
 

@@ -1,4 +1,4 @@
-"""Samplers whose order is a pure function of a seed and an epoch, so that any epoch and batch can be begun anew."""
+"""Samplers whose order is a pure function of a seed and an epoch, so that any epoch and batch can be begun again."""
 
 import os
 from collections.abc import Iterable, Iterator, Sized
@@ -60,10 +60,10 @@ class _KeyedSampler(Sampler[int]):
 
 
 class FixedOrderSampler(_KeyedSampler):
-    """Shuffles once and keeps the order in every epoch.
+    """A sampler that shuffles once and keeps the order in every epoch.
 
     A unit then appears again after exactly one epoch, so the plan's participation is `FixedOrder`, which needs less
-    noise than an order that is shuffled anew (`EpochShuffle`), where last and first steps of epochs may meet.
+    noise than an order that is shuffled again (`EpochShuffle`), where last and first steps of epochs may meet.
 
     Args:
         data: the data set, or its size.

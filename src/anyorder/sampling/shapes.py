@@ -519,14 +519,15 @@ class ByShape:
 
     def __call__(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, shapes: RowShapes, groups: Tensor,
-        receive: Callable[[dict[str, Tensor]], None], **options: Any,
+        receive: Callable[[dict[str, Tensor]], None], passes: Any, **options: Any,
     ) -> Any:  # fmt: skip
         """As the engine's `forward`, of a batch whose rows have these shapes."""
+        at_largest = functools.partial(self._forward, groups=groups, receive=receive, passes=passes, **options)
         leaves, structure = pytree.tree_flatten((args, kwargs))
         found = [shapes.cut_of(leaf) if isinstance(leaf, Tensor) else () for leaf in leaves]
         cuts = [cut for cut in found if cut is not None]
         if len(cuts) < len(found) or not any(cuts):
-            return self._forward(args, kwargs, groups=groups, receive=receive, **options)
+            return at_largest(args, kwargs)
 
         def run(number: int, rows: Tensor, of: list[Any] = leaves, **more: Any) -> list[Any]:
             own = [_cut(leaf, rows, cut, number, shapes.left) for leaf, cut in zip(of, cuts, strict=True)]
@@ -536,18 +537,19 @@ class ByShape:
         whole = self._shapes_of_outputs(run, leaves, cuts, shapes.count)
         used = np.unique(shapes.numbers).tolist()
         if whole is None or used in ([], [shapes.count - 1]):
-            return self._forward(args, kwargs, groups=groups, receive=receive, **options)
-        sums: list[dict[str, Tensor]] = []
+            return at_largest(args, kwargs)
 
         def collect(of_shape: dict[str, Tensor]) -> None:
-            sums.append(of_shape)
-            if len(sums) == len(used):
-                receive(functools.reduce(_added, sums))
+            passes.sums.append(of_shape)
+            if len(passes.sums) == len(used):
+                receive(functools.reduce(_added, passes.sums))
 
         places = [torch.from_numpy(np.flatnonzero(shapes.numbers == number)) for number in used]
         runs = [
-            run(number, rows, groups=groups[rows], receive=collect) for number, rows in zip(used, places, strict=True)
+            run(number, rows, groups=groups[rows], receive=collect, passes=passes.part(number))
+            for number, rows in zip(used, places, strict=True)
         ]
+        passes.made("by shape", *used)
         outputs = [_placed(shape, places, [own[i] for own, _ in runs], shapes.left) for i, shape in enumerate(whole)]
         return pytree.tree_unflatten(outputs, runs[0][1])
 

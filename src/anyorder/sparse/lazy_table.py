@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from anyorder import checks
+from anyorder.clipping import native
 from anyorder.errors import ArgumentError, CheckpointError, PlanError, TrainingError
 from anyorder.noise import lazy
 from anyorder.noise.compiled import TableMemory
@@ -83,6 +84,10 @@ class ByJumps:
         Returns: what writes them. Nothing is written before it is called.
         """
         return self._change(rows, self._jumps.over(starts, stop))
+
+    def bring(self, rows: Integers, last: NDArray[np.int32], stop: int) -> bool:
+        """The same of those that lack steps, at once, and `last` is `stop` then; or False, and nothing was done."""
+        return self._memory is not None and self._jumps.bring(self._source, self._memory, rows, last, stop)
 
     def step(self, rows: Integers, step: int, sums: Tensor, divisor: float, lr: float) -> Change:
         """Carry rows over a step in which they had these sums. As `jump`."""
@@ -171,6 +176,10 @@ class ByValue:
             self._take(here, rows[late], step, nothing, self._steps[step][1], self._steps[step][0])
             theta[at], kept[at] = here
         return partial(_write_rows, self._stored, rows, state)
+
+    def bring(self, rows: Integers, last: NDArray[np.int32], stop: int) -> bool:
+        """As of `ByJumps`."""
+        return False
 
     def step(self, rows: Integers, step: int, sums: Tensor, divisor: float, lr: float) -> Change:
         """As of `ByJumps`."""
@@ -389,16 +398,16 @@ class LazyTable:
         flat = ids.detach().reshape(-1)
         if flat.is_floating_point() or flat.is_complex() or flat.dtype == torch.bool:
             raise ArgumentError(f"ids must be integers, got {ids.dtype}")
-        asked = flat.cpu().numpy().astype(np.int64, copy=False)
-        rows = np.sort(asked)
-        if rows.size and not 0 <= rows[0] <= rows[-1] < self.num_rows:
-            raise ArgumentError(f"ids must lie in 0 .. {self.num_rows - 1}, the rows of the table, and some do not")
+        try:
+            found = native.ranked(flat.cpu().to(torch.int64).contiguous().numpy(), self.num_rows)
+        except ValueError:
+            raise ArgumentError(
+                f"ids must lie in 0 .. {self.num_rows - 1}, the rows of the table, and some do not"
+            ) from None
         self._release.check_usable()
         self.check(self._release.steps_taken)
         with self._alone():
-            first = np.ones(len(rows), bool)
-            np.not_equal(rows[1:], rows[:-1], out=first[1:])
-            self._bring(rows[first])  # as np.unique has them, which hashes before it sorts: slower
+            self._bring(found.distinct)
             return self._now.index_select(0, flat.to(self.device, torch.int64)).view(*ids.shape, self.width)
 
     def rows(self, rows: ArrayLike, values: Any) -> LazyRows:
@@ -439,7 +448,7 @@ class LazyTable:
 
     @property
     def by_value(self) -> bool:
-        """Whether the noise is that of the dense run by value, and not in law alone."""
+        """True if the noise is that of the dense run by value, and not in law alone."""
         return self._late.by_value
 
     def begin(self, first: int, saved: dict[str, Any] | None) -> None:
@@ -487,7 +496,7 @@ class LazyTable:
             )
 
     def is_current(self) -> bool:
-        """Whether every row has the noise of all steps that were taken."""
+        """True if every row has the noise of all steps that were taken."""
         return not self.num_rows or int(self._last.min()) == self._steps
 
     def bring_up(self) -> Tensor:
@@ -516,6 +525,13 @@ class LazyTable:
 
     def _bring(self, rows: NDArray[np.int64]) -> None:
         """Give rows, distinct ones, the noise of the steps before the next one."""
+        if not self._steps:
+            return
+        self._busy = True
+        done = self._late.bring(rows, self._last, self._steps)
+        self._busy = False
+        if done:
+            return
         lacking = rows[self._last[rows] < self._steps]
         if not len(lacking):
             return

@@ -35,7 +35,7 @@ class Chances(NamedTuple):
 
 
 def chances(plan: Plan, *, num_rows: int, units: float, rows_of_unit: int) -> Chances:
-    """What a step of a plan with `Counts` chooses.
+    """Return what a step of a plan with `Counts` chooses.
 
         untouched = Phi(-threshold / s),    rows_by_chance = untouched num_rows,    s = plan.selection_std
         touched = Phi((units min(1, count_norm / sqrt(rows_of_unit)) - threshold) / s)

@@ -123,7 +123,7 @@ class Strategy(SetOnce, ABC):
         return None
 
     def describe(self) -> str:
-        """One phrase for people."""
+        """Return a phrase for people."""
         return repr(self)
 
     @abstractmethod

@@ -135,7 +135,7 @@ class BLT(Toeplitz):
         return tuple(np.zeros(size, dtype=np.float32) for _ in range(self.num_buffers))
 
     def step(self, t: int, state: State, row: Row) -> tuple[Vector, State]:
-        """One pass over the buffers.
+        """Make the noise of a step in one pass over the buffers.
 
         The loss 1 - decay, not the decay, is rounded to float32: a decay within 1e-8 of 1 is not 1.
         """

@@ -60,7 +60,7 @@ class Independent(Combination):
         return {"kind": "independent", "n": self._n}
 
     def describe(self) -> str:
-        """One phrase for people."""
+        """Return a phrase for people."""
         return "independent noise at every step"
 
     def __repr__(self) -> str:

@@ -53,7 +53,7 @@ class Rescaled(Strategy):
 
     @property
     def restart_period(self) -> int | None:
-        """That of the strategy: scales keep blocks apart."""
+        """The restart period of the strategy: scales keep blocks apart."""
         return self.strategy.restart_period
 
     def matrix(self) -> Floats:
@@ -100,7 +100,7 @@ class Rescaled(Strategy):
 
     @property
     def state_rows(self) -> int:
-        """What the strategy keeps."""
+        """The number of vectors that the strategy keeps."""
         return self.strategy.state_rows
 
     def to_dict(self) -> dict[str, Any]:

@@ -154,7 +154,7 @@ class RestartedBLT(Strategy):
         return (*self._blts[0].init(size), np.zeros(size, dtype=np.float32))
 
     def step(self, t: int, state: State, row: Row) -> tuple[Vector, State]:
-        """One pass over the buffers, which are emptied at an epoch's first step."""
+        """Make the noise of a step in one pass over the buffers, which are emptied at an epoch's first step."""
         e, i = divmod(t, self.steps_per_epoch)
         if i == 0:
             state = tuple(np.zeros_like(vector) for vector in state)  # where they are: on a device, perhaps

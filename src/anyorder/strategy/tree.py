@@ -336,7 +336,7 @@ class Tree(Combination):
         }  # fmt: skip
 
     def describe(self) -> str:
-        """One phrase for people."""
+        """Return a phrase for people."""
         completed = f", {sum(self.completion)} of them completed" if any(self.completion) else ""
         restarts = f"{len(self.restarts)} restart(s){completed}" if self.restarts else "never restarted"
         return f"binary tree, {self.estimator} estimator, {restarts}"

@@ -36,10 +36,10 @@ from torch.utils.data import DistributedSampler, IterableDataset
 from anyorder import checks
 from anyorder.clipping import make_clipping
 from anyorder.clipping.clip_rules import Cut, Rule
-from anyorder.clipping.loss import LossWatch, unwatched
+from anyorder.clipping.loss import LossWatch, of_released, unwatched
 from anyorder.clipping.mapping import reparametrized
 from anyorder.clipping.norms import UnitMap, accumulator_dtype
-from anyorder.clipping.per_example import MayDraw
+from anyorder.clipping.per_example import MayDraw, Passes
 from anyorder.clipping.torch_private import never_compiled
 from anyorder.clipping.validate import iterate_before_passes, refuse_unfit
 from anyorder.errors import ArgumentError, CheckpointError, LoaderError, PlanError, TrainingError
@@ -101,8 +101,8 @@ from anyorder.training.trained_tables import TrainedTables, tables_in
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Model = TypeVar("Model", bound=nn.Module)
-Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
+Model = TypeVar("Model", bound=nn.Module | Sequence[nn.Module])
+Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer | Sequence[torch.optim.Optimizer])
 Loader = TypeVar("Loader")
 
 
@@ -151,25 +151,28 @@ class Training:
         released: the metrics that are released with each gradient, or None.
     """
 
-    _tried: bool
-
     def __init__(
         self,
         plan: Plan,
         files: dict[str, Any],
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        given: nn.Module | Sequence[nn.Module],
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         loader: Any,
         options: Options,
     ) -> None:
         self.plan, self._options = plan, options
+        self._stateless = True
         self._secret = plan.participation.secret
-        self._model, self._optimizer = model, optimizer
+        self._networks = networks_of(given)
+        model: nn.Module = given if isinstance(given, nn.Module) and self._networks is None else Networks(given)
+        self._model, self._optimizers = model, optimizers_of(optimizer)
+        self._owed: set[torch.optim.Optimizer] = set()  # the gradients of the last release, and have not stepped
         self._waiting = _NOTHING
+        self._passes: tuple[Batch, int, Passes] | None = None  # over the batch that the model was called on last
         self._group = Group() if dist.is_available() and dist.is_initialized() else None
         cut = self._on_each(lambda: self._check(options))
-        self._bound = self._on_each(lambda: BoundParameters(model, optimizer))
-        self._settings = StepSettings.of(plan, optimizer)
+        self._bound = self._on_each(lambda: BoundParameters(model, *self._optimizers))
+        self._settings = [own for own in (StepSettings.of(plan, one) for one in self._optimizers) if own is not None]
         self.left_out = self._bound.left_out.keys()
         self.released = options.released
         try:
@@ -200,7 +203,7 @@ class Training:
                 self._shards = Shards(self._dense, self._group) if sharded or self._group.size > 1 else None
             coordinates = self._shards or OneProcess(sum(p.numel() for p in self._dense.values()))
             self.release = Release.of_ranks(plan, coordinates, cut.schedule, place="make_private", **files)
-            given = {p: p.data for p in tables.values()}
+            data_before = {p: p.data for p in tables.values()}
             try:
                 if self._tables is not None:
                     self._tables.attach(self.release)
@@ -211,32 +214,47 @@ class Training:
                 self._restore()
             except BaseException:
                 self.release.close()
-                for p, data in given.items():
+                for p, data in data_before.items():
                     p.data = data  # a resume has put stand-ins there
                 raise
         except BaseException:
             self._bound.thaw()
             raise
-        self._hook_optimizer()
+        self._bound.bind()
+        for one in self._optimizers:
+            self._hook_optimizer(one)
+        self.model: Any = like_networks(given, self._networks, self._private)
+
+    def _private(self, network: nn.Module, name: str | None) -> "PrivateModule":
+        """What the training loop gets in the place of a network: of the model, or of one among several."""
         check_shown = self._tables.check_shown if self._tables is not None and self._tables.are_lazy else None
-        self.model = PrivateModule(model, self._forward, self._discard, self._whole, check_shown, self._watch.looked)
-        iterate_before_passes(self.model, model)
+        forward = self._forward if name is None else functools.partial(self._forward, name=name)
+        made = PrivateModule(network, forward, self._discard, self._whole, check_shown, self._watch)
+        iterate_before_passes(made, network)
+        return made
 
     # -- one step: units, bound --------------------------------------------------------------------------------------
 
-    def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The model's outputs; their backward pass gives the sum of the units' clipped gradients to `_receive`."""
-        if not self._tried:
-            self._stateless = try_model(self._model, args, kwargs)
-            self._tried = True
+    def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any], name: str | None = None) -> Any:
+        """The outputs of the model, or of one of several networks; their backward pass gives the sum of the units'
+        clipped gradients to `_receive`.
+        """
+        if self._untried and name in self._untried:
+            tried = self._model if self._networks is None else self._networks[str(name)]
+            self._stateless = try_model(tried, args, kwargs) and self._stateless
+            self._untried.discard(name)
         ledger, waiting = self.release.ledger, self._waiting
         step = ledger.step
         # units: whose rows the model is called on
         given = (args, kwargs)
         args, kwargs = unwatched(args), unwatched(kwargs) if kwargs else kwargs
+        args = args if name is None else (name, *args)
         tensors: Sequence[Tensor] = args
         if kwargs or set(map(type, args)) != {Tensor}:  # else as most models are called
             tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        chained = any(map(_IS_TRAINED, tensors))
+        if chained:
+            self._watch.check_chain(given)
         batch, units = self._batch_of(tensors) if self._group is None else self._batch_of_ranks(tensors, step)
         if waiting.batches:
             ledger.check(step, [*waiting.units, *units] if len(waiting.units) else units)
@@ -251,25 +269,33 @@ class Training:
         clip: Callable[..., Any] = self._clipping.forward
         if batch.shapes is not None and self._by_shape is not None:
             clip = functools.partial(self._by_shape, shapes=batch.shapes)
+        passes = self._passes_of(batch, step)
+        passes.chained = chained
+        if chained and batch.shapes is not None:
+            raise TrainingError(
+                "with pad_to=, rows of one length are run together, and a network cannot be given what another made of "
+                "all: give make_private one module whose forward calls both"
+            )
         forward = functools.partial(
             clip,
             args,
             kwargs,
+            passes=passes,
             groups=groups,
             clip_norm=self.release.clip_norm * self._gradient_share,
             scale=float(batch.rows) if self._options.loss_reduction == "mean" else 1.0,
         )
         receive = functools.partial(self._receive, batch, step, units)
         draws = self._draws
-        if draws is not None and self._group is None and batch.shapes is None:
+        if draws is not None and self._group is None and batch.shapes is None and not chained:
             draws.end()
             draws = None if self._clipping.draws_nothing(args, kwargs) else draws
         try:
             still = draws is None and self._group is None
-            outputs = forward(receive=receive) if still else self._run(forward, receive, draws, step)
+            outputs = forward(receive=receive) if still else self._run(forward, receive, draws, step, passes.count)
         except MayDraw:
             draws = self._draws
-            outputs = self._run(forward, receive, draws, step)
+            outputs = self._run(forward, receive, draws, step, passes.count)
         if draws is not None:
             draws.follow(outputs, step, waiting.batches)
         if batch.padding:
@@ -281,9 +307,21 @@ class Training:
             self._measuring.begin(batch, outputs, given)
         return outputs
 
-    def _run(self, forward: Callable[..., Any], receive: Any, draws: ModelDraws | None, step: int) -> Any:
+    def _passes_of(self, batch: Batch, step: int) -> Passes:
+        """The passes over this batch in this step, which are clipped together."""
+        if self._passes is None or self._passes[0] is not batch or self._passes[1] != step:
+            self._passes = batch, step, Passes()
+        passes = self._passes[2]
+        if passes.count and self._group is not None and self._group.size > 1:
+            raise TrainingError(
+                "the model was called a second time on a batch, and several processes train it: several passes of a "
+                "step are for one process, so far. Give make_private one module whose forward makes all passes"
+            )
+        return passes
+
+    def _run(self, forward: Callable[..., Any], receive: Any, draws: ModelDraws | None, step: int, number: int) -> Any:
         """The forward pass, of all ranks together, under generators of its own if it may draw."""
-        with nullcontext() if draws is None else draws.forward(step, self._waiting.batches):
+        with nullcontext() if draws is None else draws.forward(step, self._waiting.batches, number):
             if self._group is None:
                 return forward(receive=receive)
             return forward_together(self._group, step, lambda receive: forward(receive=receive), receive)
@@ -312,8 +350,8 @@ class Training:
         waiting = self._waiting
         if batch.used:
             raise TrainingError(
-                "this batch was already used by a backward pass: each unit is clipped once a step. For a loss of "
-                "several passes over a batch, give make_private one module whose forward calls the network for each"
+                "this batch was already used by a backward pass: each unit is clipped once a step, over all passes "
+                "together. For a loss of several passes over a batch, add their losses and call backward once"
             )
         if self._secret:
             self._check_draws(batch)
@@ -345,6 +383,7 @@ class Training:
             sums = {name: before.sums[name] + value if name in before.sums else value for name, value in sums.items()}
             units = [*before.units, *units] if len(before.units) else units
         self.loader.mark_used(batch)
+        self._passes = None
         self._next_draws = batch.position + 1
         self._waiting = _Waiting(units, sums, before.batches + 1)
 
@@ -366,10 +405,16 @@ class Training:
         closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
         if len(args) > 1 or kwargs:
             check_arguments(optimizer, args[1:], kwargs, closure)
+        if optimizer in self._owed and not self._waiting.batches and closure is None:
+            self._bound.check_step()  # the gradients are of the release that another optimizer's step made
+            self._owed.discard(optimizer)
+            return args, kwargs
         if closure is not None:
             with torch.enable_grad():
                 closure()  # once; the optimizer never gets the loss
         self._make_gradients()
+        if len(self._optimizers) > 1:
+            self._owed = {one for one in self._optimizers if one is not optimizer}
         return args[:1], {**kwargs, "closure": None if closure is None else returns_nothing}
 
     def _make_gradients(self) -> None:
@@ -426,8 +471,9 @@ class Training:
                 "and loss.backward() before each step; to leave a batch out, call engine.skip() first"
             )
         self._bound.check_step()
-        if self._settings is not None and self._settings.differ(self.release.ledger.step):
-            self._settings = None
+        if self._settings:
+            step = self.release.ledger.step
+            self._settings = [one for one in self._settings if not one.differ(step)]
         if self._tables is not None:
             self._tables.check_step()
         if self._measuring is not None:
@@ -515,12 +561,17 @@ class Training:
         refuse_unfit(self._model)
         if self._group is not None:
             check_sharding(self._model, self._group)
+        if self._group is not None and (self._networks is not None or len(self._optimizers) > 1):
+            raise ArgumentError(
+                "several networks or optimizers are trained by one process, so far: give make_private one module and "
+                "one optimizer over its parameters"
+            )
 
     def weights(self) -> tuple[str, ...]:
         """Digests of the trained parameters as they are; none where this process does not hold them whole."""
         if self._whole is not None or (self._tables is not None and self._tables.are_lazy):
             return ()
-        return digests([parameter for parameter in self.model.parameters() if parameter.requires_grad])
+        return digests([parameter for parameter in self._model.parameters() if parameter.requires_grad])
 
     def _find_tables(self) -> TrainedTables | None:
         found = tables_in(self._model, self._bound.named)
@@ -531,7 +582,12 @@ class Training:
             )
         if found:
             ranks = 1 if self._group is None else self._group.size
-            return TrainedTables(self._model, self._bound, self._optimizer, self.plan, found, ranks)
+            if len(self._optimizers) > 1:
+                raise ArgumentError(
+                    "tables of rows (sparse=True) are trained by one optimizer, got several: give one all parameters, "
+                    "in groups, or take sparse=False"
+                )
+            return TrainedTables(self._model, self._bound, self._optimizers[0], self.plan, found, ranks)
         if self.plan.selection is not None:
             raise PlanError(
                 "the plan has a selection of rows, and the model no table: give the optimizer the weight of an "
@@ -576,8 +632,10 @@ class Training:
             self._by_shape = ByShape(self._clipping, state, draws)
         self._watch = LossWatch(options.loss_reduction, self._model.parameters(), self._model)
         self.loader.show, self.loader.shown = self._watch.batch, unwatched
-        self._tried = self._group is not None or tables is not None  # shards and tables have no rows to try
-        self._stateless = not self._tried  # as far as is known
+        self._stateless = self._group is None and tables is None  # as far as is known
+        self._untried: set[str | None] = set()  # shards and tables have no rows to try
+        if self._stateless:
+            self._untried |= {None} if self._networks is None else set(self._networks)
         self._isolated_before: Isolation | None = None  # in the steps before a resume
         self._next_draws = 0
         self._discard()
@@ -600,18 +658,17 @@ class Training:
         seed, options = self.release.derived(b"order").key, self._options
         return PrivateLoader(loader, unit=unit, seed=seed, shapes=options.shapes, like=options.like)
 
-    def _hook_optimizer(self) -> None:
-        self._bound.bind()
-        ask_for_scale(self._optimizer)
-        self._optimizer.register_step_pre_hook(self._before_step)
-        zero_grad = self._optimizer.zero_grad
+    def _hook_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        ask_for_scale(optimizer)
+        optimizer.register_step_pre_hook(self._before_step)
+        zero_grad = optimizer.zero_grad
 
         @functools.wraps(zero_grad)
         def discard_and_zero(set_to_none: bool = True) -> None:
             self._discard()
             zero_grad(set_to_none)
 
-        self._optimizer.zero_grad = discard_and_zero  # type: ignore[method-assign]
+        optimizer.zero_grad = discard_and_zero  # type: ignore[method-assign]
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
@@ -656,7 +713,9 @@ class Training:
         place = "engine.save()"
         self._on_each(self._check_save, place)
         model = self._model.state_dict() if self._tables is None else self._tables.model_state()
-        optimizer, clipping, state = self._optimizer.state_dict(), self._clipping.state_dict(), random_state()
+        several = [one.state_dict() for one in self._optimizers]
+        optimizer: Any = several[0] if len(several) == 1 else several
+        clipping, state = self._clipping.state_dict(), random_state()
         front_end = {
             "model": model if self._group is None else whole(model),
             "optimizer": optimizer if self._group is None else whole(optimizer),
@@ -703,12 +762,14 @@ class Training:
                 self._watch.kept = self._isolated_before.loss
         set_random_state(state["random"][rank % len(state["random"])])
 
-    def _load(self, of_model: dict[str, Any], of_optimizer: dict[str, Any]) -> None:
+    def _load(self, of_model: dict[str, Any], of_optimizer: Any) -> None:
         if self._group is None:
             self._model.load_state_dict(of_model)
-            self._optimizer.load_state_dict(of_optimizer)
+            several = [of_optimizer] if len(self._optimizers) == 1 else of_optimizer
+            for one, state in zip(self._optimizers, several, strict=True):
+                one.load_state_dict(state)
         else:
-            load_whole(self._model, self._optimizer, of_model, of_optimizer)
+            load_whole(self._model, self._optimizers[0], of_model, of_optimizer)
 
 
 def check_released(released: Any, plan: Plan, in_group: bool) -> None:
@@ -801,8 +862,10 @@ class PrivateModule(nn.Module):
 
     In training mode with gradients on, `forward` runs under the engine. In evaluation mode, or under
     `torch.no_grad()`, it is the model's own forward, cut off from its parameters, so that no unclipped gradient of
-    them can arise; a backward pass from there is an error that says so. `state_dict` and `load_state_dict` are those of
-    the model. It belongs to one run: to copy, average, save or script, take `module`.
+    them can arise; a backward pass from there is an error that says so. So it is on tensors that require gradients and
+    are of no batch, as a generator's are: a gradient goes to what came before the model, and to no parameter of it.
+    `state_dict` and `load_state_dict` are those of the model. It belongs to one run: to copy, average, save or script,
+    take `module`.
 
     Attributes:
         module: the user's model; the same object, with the same parameters.
@@ -815,10 +878,10 @@ class PrivateModule(nn.Module):
         discard: Callable[[], None],
         whole: WholeModel | None,
         check_shown: Callable[[], None] | None,
-        looked: Callable[[Any, Any], Any],
+        watch: LossWatch,
     ) -> None:
         super().__init__()
-        self._looked = looked
+        self._watch = watch
         self.module = module
         self.training = module.training
         self._private_forward = private_forward
@@ -830,18 +893,21 @@ class PrivateModule(nn.Module):
     @never_compiled  # by who compiles what `make_private` returned: the ledger and the engine are no part of a graph
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's outputs, one row for each example."""
-        if self.training and torch.is_grad_enabled():
+        released = torch.is_grad_enabled() and self._watch.is_released((args, kwargs))
+        if self.training and torch.is_grad_enabled() and not released:
             return self._private_forward(args, kwargs)
         given = args, kwargs
         args, kwargs = unwatched(args), unwatched(kwargs)
         if self._check_shown is not None:
             self._check_shown()
         if not torch.is_grad_enabled():
-            return self._looked(self.module(*args, **kwargs), given)
+            return self._watch.looked(self.module(*args, **kwargs), given)
         whole = self.module if self._whole is None else self._whole.gather()
         with reparametrized(whole, {name: p.detach() for name, p in whole.named_parameters()}):
             outputs = whole(*args, **kwargs)
-        return self._looked(pytree.tree_map(_of_evaluation, outputs), given)
+        if released:  # of weights that were released and a generator's numbers: post-processing
+            return pytree.tree_map(_of_generator, outputs)
+        return self._watch.looked(pytree.tree_map(_of_evaluation, outputs), given)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients of the step that has not been taken."""
@@ -900,6 +966,10 @@ def _of_evaluation(leaf: Any) -> Any:
     return _Evaluation.apply(torch.zeros((), requires_grad=True), leaf)  # type: ignore[no-untyped-call]
 
 
+def _of_generator(leaf: Any) -> Any:
+    return of_released(leaf) if isinstance(leaf, Tensor) and leaf.requires_grad else _of_evaluation(leaf)
+
+
 def _into_the_module(private: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
     """Let the state of a module that holds a private one be loaded, as it was saved: under the model's own names."""
     del private
@@ -916,6 +986,61 @@ _BOUND: WeakSet[torch.optim.Optimizer] = WeakSet()
 """The optimizers whose steps are those of a release."""
 
 
+class Networks(nn.Module):
+    """Several networks under one plan, of which one is called at a time, by its name.
+
+    Args:
+        networks: a list, tuple or `nn.ModuleList`, whose names are "0", "1", ..; or an `nn.ModuleDict`.
+    """
+
+    def __init__(self, networks: Any) -> None:
+        super().__init__()
+        self.networks = nn.ModuleDict(networks_of(networks))
+
+    def forward(self, network: str, *args: Any, **kwargs: Any) -> Any:
+        """What one network makes of a batch."""
+        return self.networks[network](*args, **kwargs)
+
+
+def networks_of(given: Any) -> dict[str, nn.Module] | None:
+    """Several networks by name; None where one is given."""
+    if isinstance(given, (nn.ModuleDict, nn.ModuleList)) and type(given).forward is nn.Module.forward:
+        found = {str(name): one for name, one in given.named_children()}
+    elif isinstance(given, (list, tuple)):
+        found = {str(i): one for i, one in enumerate(given)}
+    elif isinstance(given, nn.Module):
+        return None
+    else:
+        found = {}
+    if (
+        not found
+        or len(set(map(id, found.values()))) < len(found)
+        or not all(isinstance(one, nn.Module) for one in found.values())
+    ):
+        raise ArgumentError(
+            "model must be an nn.Module, or several different ones in a list, nn.ModuleList or nn.ModuleDict, got "
+            f"{type(given).__name__}"
+        )
+    return found
+
+
+def like_networks(
+    given: Any, networks: dict[str, nn.Module] | None, private: Callable[[nn.Module, str | None], "PrivateModule"]
+) -> Any:
+    """Private networks in the container in which they were given."""
+    if networks is None:
+        return private(given, None)
+    made = {name: private(one, name) for name, one in networks.items()}
+    if isinstance(given, nn.ModuleDict):
+        return nn.ModuleDict(made)
+    return nn.ModuleList(made.values()) if isinstance(given, nn.ModuleList) else type(given)(made.values())
+
+
+def optimizers_of(given: Any) -> list[torch.optim.Optimizer]:
+    """The optimizers of a run, which step on one release."""
+    return list(given) if isinstance(given, (list, tuple)) and given else [given]
+
+
 class BoundParameters:
     """The trainable parameters of a model that an optimizer holds; the model's others are left out, and frozen.
 
@@ -924,7 +1049,7 @@ class BoundParameters:
 
     Args:
         model: the user's.
-        optimizer: over parameters of the model.
+        optimizers: over parameters of the model.
 
     Attributes:
         named: the parameters that are trained, in the model's order.
@@ -933,17 +1058,18 @@ class BoundParameters:
         nothing is frozen.
     """
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise ArgumentError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
-        if isinstance(optimizer, torch.optim.LBFGS):
+    def __init__(self, model: nn.Module, *optimizers: torch.optim.Optimizer) -> None:
+        strange = next((one for one in optimizers if not isinstance(one, torch.optim.Optimizer)), None)
+        if strange is not None:
+            raise ArgumentError(f"optimizer must be a torch.optim.Optimizer, got {type(strange).__name__}")
+        if any(isinstance(one, torch.optim.LBFGS) for one in optimizers):
             raise ArgumentError("LBFGS takes several gradients of a batch in a step, and the plan covers one: use SGD")
-        if optimizer in _BOUND:
+        if any(one in _BOUND for one in optimizers):
             raise ArgumentError(
                 "optimizer belongs to another private run, whose noise comes with each of its steps; make a new "
                 "one over the model's parameters (its load_state_dict takes over what the old one has)"
             )
-        self._optimizer = optimizer
+        self._optimizers = optimizers
         trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._check_known({id(p) for p in trainable.values()})
         held = {id(p) for p in self._parameters()}
@@ -956,8 +1082,9 @@ class BoundParameters:
             p.requires_grad_(False)
 
     def bind(self) -> None:
-        """The optimizer's steps are those of one release from here on, and of no other."""
-        _BOUND.add(self._optimizer)
+        """The optimizers' steps are those of one release from here on, and of no other."""
+        for one in self._optimizers:
+            _BOUND.add(one)
         guard_schedulers(_BOUND)
 
     def thaw(self) -> None:
@@ -966,7 +1093,7 @@ class BoundParameters:
             p.requires_grad_(True)
 
     def _parameters(self) -> list[Any]:
-        return [p for group in self._optimizer.param_groups for p in group["params"]]
+        return [p for one in self._optimizers for group in one.param_groups for p in group["params"]]
 
     def _check_known(self, known: set[int]) -> None:
         held = self._parameters()
@@ -997,17 +1124,16 @@ class BoundParameters:
         """
         self.check()
         own = 0
-        for group in self._optimizer.param_groups:
-            for p in group["params"]:
-                if id(p) in self._known:
-                    own += 1
-                elif p.requires_grad:
-                    self._check_known(self._known)
-                elif p.grad is not None:
-                    raise TrainingError(
-                        "the optimizer holds a frozen parameter that has a gradient, which each step would add to it: "
-                        "no noise covers it. Set the gradient to None, or leave the parameter out of the optimizer"
-                    )
+        for p in self._parameters():
+            if id(p) in self._known:
+                own += 1
+            elif p.requires_grad:
+                self._check_known(self._known)
+            elif p.grad is not None:
+                raise TrainingError(
+                    "the optimizer holds a frozen parameter that has a gradient, which each step would add to it: "
+                    "no noise covers it. Set the gradient to None, or leave the parameter out of the optimizer"
+                )
         if not own:
             self._check_known(self._known)
 
@@ -1339,8 +1465,12 @@ class PrivacyEngine:
 
         Args:
             model: any module that treats the examples of a batch separately; its first dimension is the batch.
+                Several networks may be given in a list, an `nn.ModuleList` or an `nn.ModuleDict`, and are
+                returned in the same: a unit's gradient is of all of them together, and is clipped once, and one noisy
+                gradient is released a step. They may be given one another's outputs.
             optimizer: any torch optimizer over parameters of `model`; the same object is returned. Trainable parameters
-                that it does not hold are left out of clipping, noise and size, and are frozen from here on.
+                that it does not hold are left out of clipping, noise and size, and are frozen from here on. Several in
+                a list step on one release, which the first of them to step makes.
             loader: a DataLoader. Its order must be one that the plan covers. With `unit`, any iterable of batches.
                 Where the plan's order is made by secret draws, it names the examples, and the batches are drawn here.
             unit: None for examples: the plan's unit must be "example". For user-level privacy the key of each example's
@@ -1361,9 +1491,9 @@ class PrivacyEngine:
                 on each example alone, and dimension 1 of its tensors (not of float labels) is padded to the least of
                 these that holds it, and of all examples of its unit in the batch: by its own data alone. A longer one
                 loses its end. Batches have the longest of all, and the model runs on the examples of one length at a
-                time, cut to it. An integer stands for 16, 32, .. up to itself. Lists of sizes, ((32, 32), (64, 64)),
-                are of the last dimensions, as of images; a dict by field has the lengths of each, and leaves others as
-                they are. None: the examples of a batch must have one shape.
+                time, truncated to it. An integer stands for 16, 32, .. up to itself. Lists of sizes, ((32, 32), (64,
+                64)), are of the last dimensions, as of images; a dict by field has the lengths of each, and leaves
+                others as they are. None: the examples of a batch must have one shape.
             pad_value: what integers are filled up with, or a dict by field. Else the id of the collator's tokenizer or
                 0, 0 for masks and floats, -100 for labels.
             pad_side: "right" or "left"; else that of the collator's tokenizer, or right.
@@ -1397,7 +1527,8 @@ class PrivacyEngine:
         options = Options(
             unit, loss_reduction, accumulate, chunk_size, rule, non_finite, micro_batch, shapes, released, like
         )
-        warn_of_unfitted(self.plan, optimizer, stacklevel=3)  # as it is given: a checkpoint may be of another stage
+        for one in optimizers_of(optimizer):
+            warn_of_unfitted(self.plan, one, stacklevel=3)  # as it is given: a checkpoint may be of another stage
         files = {"checkpoint": self._path, "key": self._given_key, "start_over": self._start_over}
         self._training = Training(self.plan, files, model, optimizer, loader, options)
         warn_of_frozen(self._training.left_out, stacklevel=3)
@@ -1415,30 +1546,30 @@ class PrivacyEngine:
 
     @property
     def is_keyed(self) -> bool:
-        """Whether the noise key was given, as in tests: then the run is private only from those who do not know it."""
+        """True if the noise key was given, as in tests: then the run is private only from those who do not know it."""
         return self._given_key is not None
 
     @property
     def is_private(self) -> bool:
-        """Whether `make_private` was called."""
+        """True if `make_private` was called."""
         return self._training is not None
 
     @property
     def training(self) -> Training:
-        """What `make_private` bound."""
+        """The training that `make_private` bound."""
         if self._training is None:
             raise TrainingError("this engine is bound to no model yet: call make_private first")
         return self._training
 
     @property
     def release(self) -> Release:
-        """What carries the plan out; it keeps ledger, noise and files."""
+        """The release that carries the plan out; it keeps ledger, noise and files."""
         return self.training.release
 
     @property
     def model(self) -> PrivateModule:
-        """The private model."""
-        return self.training.model
+        """The private model; where several networks were given, the private ones in the container of these."""
+        return self.training.model  # type: ignore[no-any-return]
 
     @property
     def loader(self) -> PrivateLoader:
@@ -1452,12 +1583,12 @@ class PrivacyEngine:
 
     @property
     def ledger(self) -> Ledger:
-        """Who took part in which step: as secret as the data."""
+        """The record of who took part in which step. It is as secret as the data."""
         return self.release.ledger
 
     @property
     def extra(self) -> dict[str, Any]:
-        """What `save(extra=..)` was given, after a resume; else empty."""
+        """The `extra` that was given to `save`, after a resume; else empty."""
         return self.release.extra if self.is_private else {}
 
     def on_release(self, callback: Callable[[int, Any], object]) -> Callable[[], None]:
@@ -1484,7 +1615,7 @@ class PrivacyEngine:
 
     @property
     def metrics(self) -> ReleasedMetrics:
-        """What was released of the metrics that `released=` names: public, for schedulers, plots and stops."""
+        """The released values of the metrics that `released=` names. They are public, for schedules, plots, stops."""
         return self.training.measuring.released
 
     def skip(self) -> None:
@@ -1552,7 +1683,7 @@ class PrivacyEngine:
         return evidence.naming(evidence.shown(public_stop=public_stop), self.training.weights())
 
     def evidence(self) -> Evidence:
-        """Who took part in which step: what backs the certificate. As secret as the data."""
+        """Return the record that backs the certificate: who took part in which step. It is as secret as the data."""
         return self.release.evidence().with_isolation(self.training.isolation)
 
     def save(self, extra: dict[str, Any] | None = None) -> None:
@@ -1568,7 +1699,7 @@ class PrivacyEngine:
 
     def __repr__(self) -> str:
         plan = self.plan
-        claim = f"epsilon={rounded_up(plan.epsilon)}, delta={plan.delta:g}, for one {plan.unit}"
+        claim = f"epsilon={rounded_up(plan.epsilon)}, delta={rounded_up(plan.delta, 6)}, for one {plan.unit}"
         return f"PrivacyEngine({claim}; {self._state()})"
 
     def _repr_html_(self) -> str:

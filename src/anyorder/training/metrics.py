@@ -93,7 +93,7 @@ class Metrics:
         return math.sqrt(1 - self.share**2)
 
     def describe(self) -> str:
-        """In a sentence."""
+        """Return a sentence for people."""
         return (
             f"{', '.join(self.bounds)}: released with each step, for {self.share:g} of the clip norm; gradients have "
             f"{self.gradient_share:.4g} of it"
@@ -101,7 +101,7 @@ class Metrics:
 
 
 class ReleasedMetrics:
-    """What was released of the metrics of a run, so far. All of it is public, as the gradients are."""
+    """The metrics that a run has released so far. All of it is public, as the gradients are."""
 
     def __init__(self, rule: Metrics, plan: Plan, one: float) -> None:
         self._plan, self._bounds = plan, dict(rule.bounds)

@@ -24,7 +24,7 @@ from anyorder.workload.course import Course
 
 
 class FTRL(torch.optim.Optimizer):
-    """DP-FTRL, with momentum.
+    """The optimizer DP-FTRL, with momentum.
 
         s_t = s_{t-1} + g_t,    v_t = momentum v_{t-1} + s_t
         theta_{t+1} = argmin_theta <v_t, theta> + 1/(2 lr) ||theta - theta_0||^2 = theta_0 - lr v_t
@@ -103,7 +103,7 @@ class FTRL(torch.optim.Optimizer):
 
 @final
 class Public(float):
-    """A number that its owner says is public: it tells nothing of the data that the plan protects.
+    """Marks a number as public: its owner says that it reveals nothing of the data that the plan protects.
 
         scheduler.step(ao.Public(loss_on_public_data))      # torch.optim.lr_scheduler.ReduceLROnPlateau
 

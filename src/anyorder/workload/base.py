@@ -127,13 +127,13 @@ class Workload(SetOnce):
 
     @property
     def is_prefix_sum(self) -> bool:
-        """Whether A is all ones on and below the diagonal."""
+        """True if A is all ones on and below the diagonal."""
         plain = self.momentum == 0 and self.weight_decay == 0
         return plain and bool((self.learning_rates == 1).all() and (self.weights == 1).all())
 
     @property
     def is_toeplitz(self) -> bool:
-        """Whether A[t, s] depends on t - s alone: constant rates, constant weights."""
+        """True if A[t, s] depends on t - s alone: constant rates, constant weights."""
         return bool(np.ptp(self.learning_rates) == 0 and np.ptp(self.weights) == 0)
 
     def toeplitz_coefficients(self) -> Floats:

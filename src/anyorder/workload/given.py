@@ -40,12 +40,12 @@ class GivenWorkload(Workload):
 
     @property
     def is_prefix_sum(self) -> bool:
-        """Whether A is all ones on and below the diagonal."""
+        """True if A is all ones on and below the diagonal."""
         return bool((self.matrix() == np.tri(self.n)).all())
 
     @property
     def is_toeplitz(self) -> bool:
-        """Whether every diagonal of A is constant."""
+        """True if every diagonal of A is constant."""
         A = self.matrix()
         return bool((A[1:, 1:] == A[:-1, :-1]).all())
 

@@ -217,7 +217,7 @@ def test_a_chain_is_never_below_quadrature_in_either_direction(chain, most):
     k = block_matrix(chain)
     rising, falling = chain_law(chain), chain_law(chain, falling=True)
     for epsilon in (-2.0, 0.5, 2.0):
-        t, true = math.exp(epsilon), mixture_deltas(k, np.full(4, 0.25), 1.0, epsilon, step=0.35)
+        t, true = math.exp(epsilon), mixture_deltas(k, np.full(4, 0.25), 1.0, epsilon, step=0.5)
         over = rising.masses @ np.maximum(rising.values - t, 0) + rising.beyond
         under = falling.masses @ np.maximum(1 - t * falling.values, 0) + falling.beyond
         assert true.remove * (1 - 1e-6) <= over <= true.remove * most + 1e-8
@@ -334,7 +334,7 @@ def test_what_leaves_the_grid_is_counted(monkeypatch):
     assert falling.beyond > 0.01
     assert rising.masses @ rising.values + rising.beyond >= 1.0
     for epsilon in (0.5, 3.0):
-        t, true = math.exp(epsilon), mixture_deltas(k, np.full(4, 0.25), 1.0, epsilon, step=0.35)
+        t, true = math.exp(epsilon), mixture_deltas(k, np.full(4, 0.25), 1.0, epsilon, step=0.5)
         assert rising.masses @ np.maximum(rising.values - t, 0) + rising.beyond >= true.remove
         assert falling.masses @ np.maximum(1 - t * falling.values, 0) + falling.beyond >= true.add
 
@@ -355,7 +355,7 @@ def test_nested_matrices_are_above_and_their_laws_too(k):
     assert any((above >= k[np.ix_(order, order)] - 1e-12).all() for order in permutations(range(4)))
     rising, falling = nested_law(nested), nested_law(nested, falling=True)
     for epsilon in (0.0, 1.5):
-        true = mixture_deltas(above, np.full(4, 0.25), 1.0, epsilon, step=0.35)
+        true = mixture_deltas(above, np.full(4, 0.25), 1.0, epsilon, step=0.5)
         over = rising.masses @ bins._call(rising.values, epsilon, nested.constant) + rising.beyond
         under = falling.masses @ bins._put(falling.values, epsilon, nested.constant) + falling.beyond
         assert true.remove * (1 - 1e-6) <= over <= true.remove * 1.01 + 1e-9
@@ -399,7 +399,7 @@ def test_what_leaves_the_grid_of_a_nested_law_is_counted(monkeypatch):
     law = nested_law(nested_above(k))
     assert law.beyond > 0.01
     for epsilon in (0.5, 2.0):
-        true = mixture_deltas(k, np.full(4, 0.25), 1.0, epsilon, step=0.35)
+        true = mixture_deltas(k, np.full(4, 0.25), 1.0, epsilon, step=0.5)
         assert law.masses @ bins._call(law.values, epsilon, 0.4) + law.beyond >= true.remove
         assert law.masses @ bins._put(law.values, epsilon, 0.4) >= true.add
 
@@ -408,7 +408,7 @@ def test_without_against_with_is_bounded_too():
     """A constant part that is most of K, where this direction counts."""
     k = chain_matrix(4, 0.3, 0.6, 0.05, 1.5)
     for epsilon in (0.0, 1.5, 3.0):
-        true = mixture_deltas(k, np.full(4, 0.25), 1.0, epsilon, step=0.35)
+        true = mixture_deltas(k, np.full(4, 0.25), 1.0, epsilon, step=0.5)
         rising, falling = bins._curve(*bins.scaled(k, 1.0), np.array([epsilon]))[:, 0]
         assert true.remove <= rising <= true.remove * 1.2
         assert true.add <= falling <= true.add * 1.2

@@ -48,7 +48,7 @@ def test_brute_force_for_few_bins(diagonal):
     b = len(diagonal)
     for sigma, epsilon in ((0.8, 2.0), (2.0, 1.0)):
         ratio = mean_of_lognormals(np.array(diagonal) / sigma**2)
-        exact = oracle.mixture_deltas(np.diag(diagonal), np.full(b, 1 / b), sigma, epsilon, step=0.25 if b < 4 else 0.4)
+        exact = oracle.mixture_deltas(np.diag(diagonal), np.full(b, 1 / b), sigma, epsilon, step=0.25 if b < 4 else 0.5)
         assert close_above(ratio.remove(epsilon), exact.remove)
         assert close_above(ratio.add(epsilon), exact.add)
         found = epochs_delta([diagonal], sigma, epsilon)
@@ -61,14 +61,14 @@ def test_brute_force_for_few_bins(diagonal):
 def test_brute_force_for_allocation(k, b):
     rule, independent = RandomAllocation(k, b), Independent(k * b)
     for epsilon in (0.5, 1.0):
-        exact = oracle.scheme_deltas(np.eye(k * b), rule, 1.3, epsilon, step=0.25).worst
+        exact = oracle.scheme_deltas(np.eye(k * b), rule, 1.3, epsilon, step=0.5).worst
         rough = 3e-3 if k * b > 4 else 0.0  # of the points at random
         assert exact * (1 - rough) <= pld_delta(independent, rule, 1.3, epsilon) <= exact * (1 + 2e-3 + rough)
 
 
 def test_balls_in_bins_with_independent_noise():
     for epsilon in EPSILONS:
-        exact = oracle.scheme_deltas(np.eye(8), BallsInBins(2, 4), 1.1, epsilon, step=0.25).worst
+        exact = oracle.scheme_deltas(np.eye(8), BallsInBins(2, 4), 1.1, epsilon, step=0.5).worst
         assert close_above(pld_delta(Independent(8), BallsInBins(2, 4), 1.1, epsilon), exact)
 
 

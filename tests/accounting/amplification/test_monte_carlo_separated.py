@@ -46,7 +46,7 @@ GENTLE = [Shape(4), Shape(5, (1.5, 4.0), 0.2)]
 def brute_force(case: str, epsilon: float) -> oracle.Deltas:
     strategy, rule, sigma = CASES[case]
     with np.errstate(over="ignore"):
-        return oracle.scheme_deltas(strategy.matrix(), rule, sigma, epsilon, step=0.4)
+        return oracle.scheme_deltas(strategy.matrix(), rule, sigma, epsilon, step=0.5)
 
 
 def silent(count: int) -> None:

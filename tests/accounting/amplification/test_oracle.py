@@ -48,10 +48,10 @@ def test_the_same_gaussian_seen_as_four():
 @pytest.mark.parametrize("epsilon", [0.0, 1.0])
 def test_halved_grid_and_other_axis(epsilon):
     gram = C.T @ C
-    found = oracle.mixture_deltas(gram, np.full(4, 0.25), 0.9, epsilon, step=0.25)
-    assert found == pytest.approx(oracle.mixture_deltas(gram, np.full(4, 0.25), 0.9, epsilon, step=0.2), rel=1e-8)
+    found = oracle.mixture_deltas(gram, np.full(4, 0.25), 0.9, epsilon, step=0.5)
+    assert found == pytest.approx(oracle.mixture_deltas(gram, np.full(4, 0.25), 0.9, epsilon, step=0.4), rel=1e-8)
     split = np.kron(gram, np.ones((2, 2)))  # each mean twice: the same mixture
-    assert found == pytest.approx(oracle.mixture_deltas(split, np.full(8, 0.125), 0.9, epsilon, step=0.25), rel=1e-8)
+    assert found == pytest.approx(oracle.mixture_deltas(split, np.full(8, 0.125), 0.9, epsilon, step=0.5), rel=1e-8)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -90,7 +90,7 @@ def test_a_warm_start_has_level_batches():
 
 @pytest.mark.parametrize("rule", RULES, ids=repr)
 def test_schemes_against_samples(rule):
-    found = oracle.scheme_deltas(C, rule, 1.0, 0.7, step=0.25)
+    found = oracle.scheme_deltas(C, rule, 1.0, 0.7, step=0.5)
     both = []
     for law in oracle.laws(rule):
         means = np.array([C[:, list(steps)].sum(axis=1) for _, steps in law])
@@ -101,7 +101,7 @@ def test_schemes_against_samples(rule):
 
 @pytest.mark.parametrize("rule", [PoissonSampling(4, 0.3), RandomAllocation(2, 2)], ids=repr)
 def test_points_at_random_against_the_grid(rule, monkeypatch):
-    grid = oracle.scheme_deltas(C, rule, 1.0, 0.7, step=0.25)
+    grid = oracle.scheme_deltas(C, rule, 1.0, 0.7, step=0.5)
     monkeypatch.setattr(
         oracle, "_trapezoid", lambda means, weights, epsilon, step: oracle._sobol(means, weights, epsilon)
     )

@@ -90,7 +90,7 @@ def test_brute_force_by_their_samples(name):
     matrix = np.array(
         [[coefficients[t - s] if 0 <= t - s < len(coefficients) else 0.0 for s in range(8)] for t in range(8)]
     )
-    found, entry = oracle.scheme_deltas(matrix, rule, sigma, epsilon, step=0.4), REFERENCES[name]["value"]
+    found, entry = oracle.scheme_deltas(matrix, rule, sigma, epsilon, step=0.5), REFERENCES[name]["value"]
     for side in ("remove", "add"):
         assert getattr(found, side) == pytest.approx(entry[side]["delta"], abs=4.5 * entry[side]["stderr"] + 1e-6)
 
@@ -102,10 +102,10 @@ def test_truncated_steps_are_those_of_dp_accounting():
     for sigma, q, steps, batch_size, size in [(1.3, 0.33, 6, 25, 60), (0.5, 0.1, 3, 17, 80), (0.7, 1.0, 6, 5, 60)]:
         theirs = pld.from_truncated_subsampled_gaussian_mechanism(
             dataset_size=size, sampling_probability=q, truncated_batch_size=batch_size, noise_multiplier=sigma,
-            value_discretization_interval=1e-3, neighboring_relation=NeighboringRelation.REPLACE_SPECIAL,
+            value_discretization_interval=4e-3, neighboring_relation=NeighboringRelation.REPLACE_SPECIAL,
         ).self_compose(steps)  # fmt: skip
-        ours = _truncated_steps(pld, sigma, q, steps, batch_size, size, 1e-3)
+        ours = _truncated_steps(pld, sigma, q, steps, batch_size, size, 4e-3)
         assert ours.get_epsilon_for_delta(1e-5) == pytest.approx(theirs.get_epsilon_for_delta(1e-5), rel=1e-9)
-    never_cut = [_truncated_steps(pld, 1.3, 0.33, 6, batch_size, 60, 1e-3) for batch_size in (60, 61)]
-    plain = sampled_gaussian(pld, 1.3, 0.33, 1e-3).self_compose(6).get_epsilon_for_delta(1e-5)
+    never_cut = [_truncated_steps(pld, 1.3, 0.33, 6, batch_size, 60, 4e-3) for batch_size in (60, 61)]
+    plain = sampled_gaussian(pld, 1.3, 0.33, 4e-3).self_compose(6).get_epsilon_for_delta(1e-5)
     assert [one.get_epsilon_for_delta(1e-5) for one in never_cut] == [plain, plain]

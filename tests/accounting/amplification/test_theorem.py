@@ -90,7 +90,7 @@ def test_delta_rises_in_every_entry():
             larger[i, j] = larger[j, i] = more[i, j] + 0.05
             if np.linalg.eigvalsh(larger).min() < 0:
                 continue
-            low, high = (oracle.mixture_deltas(g, [0.2, 0.3, 0.5], 0.8, 0.6, step=0.25) for g in (more, larger))
+            low, high = (oracle.mixture_deltas(g, [0.2, 0.3, 0.5], 0.8, 0.6, step=0.5) for g in (more, larger))
             assert low.remove <= high.remove * (1 + 1e-7)
             assert low.add <= high.add * (1 + 1e-7)
 

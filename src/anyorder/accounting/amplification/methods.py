@@ -59,7 +59,7 @@ def check_method(method: Any) -> Method:
 
 
 def describe(method: Method) -> str:
-    """In a phrase, for the card."""
+    """Return a phrase for the card."""
     match method:
         case Pld():
             return "by its privacy loss distribution"

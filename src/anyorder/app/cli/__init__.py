@@ -102,7 +102,7 @@ def _problems(command: Any, ctx: Any, args: list[str]) -> list[str]:
             if not hasattr(problem, "format_message"):
                 raise
             if getattr(problem, "param_type", None) is None and type(problem).__name__ == "MissingParameter":
-                missing.append(one.opts[-1] if one.param_type_name == "option" else str(one.human_readable_name))
+                missing.append(one.opts[-1] if one.param_type_name == "option" else one.metavar or one.name.upper())
             else:
                 told.append(problem.format_message().rstrip("."))
     if missing:

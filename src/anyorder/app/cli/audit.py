@@ -21,6 +21,7 @@ from anyorder.audit import from_file
 from anyorder.audit.bounds import Method
 from anyorder.errors import AnyorderError, ArgumentError
 from anyorder.formatting import counted, rounded_down, rounded_up
+from anyorder.plan.options import careful_delta
 
 # ----------------------------------------------------------------------------------------------------
 # `anyorder audit arrays`.
@@ -82,7 +83,7 @@ def run(
     method: Annotated[
         list[str] | None, typer.Option(help=f"Bound: {', '.join(METHODS)}; may be given again. Default: all.")
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Write a PNG: scores beside the two laws of the claim.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write a PNG: the scores, and the two laws of the claim.")] = None,
     out: Annotated[
         Path | None, typer.Option(help="New folder for audit.json, audit.png and the run's certificate.")
     ] = None,
@@ -149,7 +150,9 @@ def canaries(
     candidates: Annotated[int, typer.Option(help="Phrases that a canary is ranked among.")] = 10_000,
     vocabulary: Annotated[int, typer.Option(help="Words that are kept of the text.")] = 1000,
     leave_out: Annotated[int, typer.Option(help="Most frequent words, which are dropped first.")] = 100,
-    delta: Annotated[float, typer.Option(help="Of claim and bound.")] = 1e-5,
+    delta: Annotated[
+        float | None, typer.Option(help="Of claim and bound. Default: 1e-5, or 0.1 / sequences if less.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of canaries, candidates and weights; never of draws or noise.")] = 0,
     plot: Annotated[Path | None, typer.Option(help="Write a PNG: ranks of canaries that were in and out.")] = None,
     as_json: Json = False,
@@ -179,8 +182,10 @@ def canaries(
     with attacking(bar.stop):
         if plot is not None:
             can_draw(plot)
-        train = _training(training, {"epsilon": epsilon, "epochs": epochs, "lr": lr}, delta, seed, bar)
         corpus = read_text(text, vocabulary=vocabulary, leave_out=leave_out)
+        if delta is None:
+            delta = careful_delta(1e-5, len(corpus.train) + count * repeats)
+        train = _training(training, {"epsilon": epsilon, "epochs": epochs, "lr": lr}, delta, seed, bar)
         done = secret_sharer.share(
             corpus, train, count=count, words=words, repeats=repeats, candidates=candidates, delta=delta, seed=seed,
             observer=bar,
@@ -225,7 +230,7 @@ def _rows(done: Shared) -> list[tuple[str, str]]:
     if done.perplexity is not None:
         rows.append(("perplexity", f"{done.perplexity:.1f} on text that was held out"))
     bounds = ", ".join(f"{rounded_down(done.lower_bound(method))} by {method}" for method in done.methods)
-    bound = f"{bounds} (95 %, for a canary, delta = {done.delta:g})"
+    bound = f"{bounds} (95 %, for a canary, delta = {rounded_up(done.delta, 6)})"
     if done.plan is None or claim is None or p is None:
         return [*rows, ("epsilon at least", bound), ("claimed", "nothing")]
     above = sum(done.lower_bound(method) > claim.epsilon(done.delta) for method in done.methods)

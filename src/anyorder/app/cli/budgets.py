@@ -100,13 +100,13 @@ def budget(
 
     $ anyorder budget people.budget export --format opendp
 
-    With --filter renyi searches and secret sampling can be entered beside plain
+    With --filter renyi searches and secret sampling can be entered next to plain
     plans, which then cost some per cent more; without, the first entry decides, and
     after a plain plan they are refused.
 
     A plan that would bring the whole beyond the limit is refused with exit
     code 1, and nothing is written. A run that stopped early is settled with its
-    certificate, and the evidence that lies beside it: what it did not use is given
+    certificate, and the evidence that lies next to it: what it did not use is given
     back; its entry is known by the word that lies there too, or by --run. train, federated, fit and tune
     enter what they do with --budget FILE.
     """
@@ -205,7 +205,7 @@ def _show(budget: Budget, left: Remaining) -> None:
         spend = held.spend
         now = "by unit" if held.rows is not None else "for everybody"
         if held.settled is not None:
-            now = f"settled: mu {held.settled.mu:.4g} after {counted(held.settled.steps, 'step')}"
+            now = f"settled: mu {rounded_up(held.settled.mu)} after {counted(held.settled.steps, 'step')}"
         alone = rounded_up(held.now.epsilon(left.delta)) if type(held.now) is Gaussian else "amplified or drawn"
         table.add_row(str(spend.number), spend.time, spend.name, spend.what, alone, now)
     console.print(table)

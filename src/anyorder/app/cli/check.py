@@ -15,12 +15,18 @@ from anyorder.app.cards import facts_panel
 from anyorder.app.cli.output import Json, one_line_errors, print_json
 from anyorder.app.exits import ExitCode, fail
 from anyorder.app.verdict_page import EXIT_CODES, clear_verdict, outcome_of, save_verdict
-from anyorder.audit.loader_check import NOTHING, WHAT_IF
+from anyorder.audit.loader_check import NOTHING, UNSURE, WHAT_IF
 from anyorder.errors import ArgumentError
 
 __all__ = ["check"]
 
-STYLES = {"holds": "green", "false": "red", "not proven": "yellow", NOTHING: "red", WHAT_IF: "cyan"}
+STYLES = {"holds": "green", "false": "red", "not proven": "yellow", NOTHING: "red", WHAT_IF: "cyan", UNSURE: "yellow"}
+
+_ENDS = {
+    NOTHING: "epsilon is infinite",
+    WHAT_IF: "no epsilon is claimed",
+    UNSURE: "examples may change the gradients of others, or noise may come twice",
+}
 
 
 @one_line_errors
@@ -37,7 +43,10 @@ def check(
     steps: Annotated[int | None, typer.Option(help="Or its number of optimizer steps.")] = None,
     accumulate: Annotated[int | None, typer.Option(help="Batches of that loader in a step.")] = None,
     delta: Annotated[
-        float | None, typer.Option(help="Target delta; that of the script's get_epsilon where it asks, else 1e-5.")
+        float | None,
+        typer.Option(
+            help="Target delta; that of the script's get_epsilon where it asks; else 1e-5, or 0.1 / examples if less."
+        ),
     ] = None,
     unit: Annotated[
         str | None, typer.Option(help="Where a batch keeps the ids of its units: a field's name, or a position.")
@@ -63,7 +72,8 @@ def check(
     The loader that a function returns is read, and nothing is trained: "what if".
 
     Exit code 0: every claim holds. 1: a claim does not hold, or the script failed.
-    3: no private training was seen. 4: nobody claims an epsilon ("what if").
+    3: no private training was seen. 4: nobody claims an epsilon ("what if"). 5: a claim,
+    of which what was seen establishes neither that it holds nor that it does not.
     """
     given: dict[str, Any] = {
         "noise_multiplier": noise_multiplier, "epochs": epochs, "steps": steps, "accumulate": accumulate,
@@ -100,10 +110,7 @@ def check(
             "no private training was seen: no optimizer of torch stepped after a batch of a DataLoader",
             ExitCode.NOT_PRIVATE,
         )
-    if outcome in (NOTHING, WHAT_IF):
-        fail(
-            f"{outcome}: {'epsilon is infinite' if outcome == NOTHING else 'no epsilon is claimed'}",
-            EXIT_CODES[outcome],
-        )
+    if outcome in _ENDS:
+        fail(f"{outcome}: {_ENDS[outcome]}", EXIT_CODES[outcome])
     if EXIT_CODES[outcome]:
         raise typer.Exit(EXIT_CODES[outcome])

@@ -157,7 +157,7 @@ def federated(
 def _rows(result: Any) -> list[tuple[str, str]]:
     """What came of it, for people."""
     made, settings = result.outcome, result.settings
-    (k, b), delta = made.planned, f"at delta = {made.delta:g}"
+    (k, b), delta = made.planned, f"at delta = {rounded_up(made.delta, 6)}"
     planned, times, done = rounded_up(made.planned_epsilon), counted(k, "round"), counted(made.rounds, "round")
     (_, last), earlier = result.accuracy[-1], result.accuracy[-6:-1]
     before = ", ".join(f"{100 * right:.1f} % after {done}" for done, right in earlier)

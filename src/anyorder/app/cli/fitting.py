@@ -117,7 +117,7 @@ def _rows(result: Any) -> list[tuple[str, str]]:
     whom = "row" if settings.user_key is None else "user"
     rows = [
         ("model", f"{settings.learner}, {counted(len(result.model.bounds.names), 'feature')}, for {settings.target}"),
-        ("privacy", f"epsilon <= {rounded_up(plan.epsilon)} at delta = {plan.delta:g}, for one {whom}"),
+        ("privacy", f"epsilon <= {rounded_up(plan.epsilon)} at delta = {rounded_up(plan.delta, 6)}, for one {whom}"),
     ]
     if result.test_rows is not None:
         rows.append(("test", _tested(result)))

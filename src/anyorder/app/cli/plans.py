@@ -112,7 +112,7 @@ def plan(
             lines = {row.order: row.plan for row in orders.rows}
         else:
             lines = planning.best_of_each_kind(rows) if compared else planning.noise_lines(chosen)
-        promise = f"epsilon {rounded_up(chosen.epsilon, 3)}, delta {chosen.delta:g}"
+        promise = f"epsilon {rounded_up(chosen.epsilon, 3)}, delta {rounded_up(chosen.delta, 6)}"
         plot_noise(lines, plot, f"noise over {counted(chosen.n, 'step')}, {promise}")
     if as_json:
         described = {"plan": chosen.to_dict(), "claims": chosen.claims()}
@@ -189,7 +189,8 @@ def epsilon(
         print_json({**told, "attacks": truth.reach.to_dict(), **sampled})
         return
     mu = "" if truth.mu is None else f"mu = {rounded_up(truth.mu)} (Gaussian DP), which is "
-    print(f"{mu}epsilon = {rounded_up(truth.epsilon)} at delta = {truth.delta:g} ({truth.participation.describe()})")
+    promise = f"{mu}epsilon = {rounded_up(truth.epsilon)} at delta = {rounded_up(truth.delta, 6)}"
+    print(f"{promise} ({truth.participation.describe()})")
     print("What it means: the strongest attacker who wrongly accuses")
     for fpr, tpr in zip(RATES, truth.reach.tprs, strict=True):
         print(
@@ -264,7 +265,7 @@ def report_goals(
         )  # fmt: skip
         others = {name: at_same_error(first, name, restart_every=restart_every) for name in compare or ()}
     lines = {mechanism: first, **others}
-    about = f"{counted(population, 'user')}, {counted(rounds, 'round')}, delta {delta:g}"
+    about = f"{counted(population, 'user')}, {counted(rounds, 'round')}, delta {rounded_up(delta, 6)}"
     if plot is not None:
         plot_report_goals(
             {name: [(point.report_goal, point.epsilon) for point in points] for name, points in lines.items()},

@@ -24,7 +24,7 @@ def publish(
 
     $ anyorder publish runs/digits-20250101-120000
 
-    The certificate is verified first, and must be of the model beside it. Only
+    The certificate is verified first, and must be of the model next to it. Only
     files of known names are copied, and none that holds a key of the run; what is
     left behind is named. Nothing of the folder secret is copied.
 
@@ -51,13 +51,13 @@ def withdraw(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Withdraw a certificate: a note beside it, which verify finds.
+    """Withdraw a certificate: write a note next to it, which verify finds.
 
     $ anyorder withdraw runs/mine/run.privacy.json --reason "a person was in it twice"
 
     The note shows that the run's owner wrote it, as the certificate has the hash of
-    a number that follows from the evidence's key. It holds for every certificate of
-    the run: put a copy beside each, as run.privacy.withdrawn.json. From then on
+    a number that follows from the evidence's key. It applies to every certificate of
+    the run: put a copy next to each, as run.privacy.withdrawn.json. From then on
     anyorder verify refuses them, and says why.
 
     Exit code 0; 1 where certificate and evidence do not belong together.

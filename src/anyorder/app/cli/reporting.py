@@ -25,7 +25,7 @@ def report(
     ],
     output: Annotated[
         Path | None,
-        typer.Option(help="The page. Default: report.html in the folder; of a file, beside it with .html at the end."),
+        typer.Option(help="The page. Default: report.html in the folder; of a file, next to it with .html at the end."),
     ] = None,
     owner: Annotated[str, typer.Option(help="Who answers for data and training. Empty: a line to fill in.")] = "",
     purpose: Annotated[str, typer.Option(help="What the model is for. Empty: a line to fill in.")] = "",
@@ -55,7 +55,7 @@ def report(
     fill in by hand. For a PDF, print the page in a browser.
 
     Made of public files alone: the certificate, whose claims are recomputed, and
-    beside it metrics.json, audit.json and budget.json. The page needs no network
+    next to it metrics.json, audit.json and budget.json. The page needs no network
     and no script. Runs write it themselves at their end; made again it is the
     same, byte for byte.
 

@@ -154,7 +154,7 @@ def train(
         return
     rows = [
         ("test accuracy", f"{100 * result.accuracy[-1]:.2f} %"),
-        ("privacy", f"epsilon <= {rounded_up(result.epsilon)} at delta = {result.plan.delta:g}"),
+        ("privacy", f"epsilon <= {rounded_up(result.epsilon)} at delta = {rounded_up(result.plan.delta, 6)}"),
         ("time", f"{counted(ceil(result.seconds), 'second')} for {counted(result.steps, 'step')}"),
         ("files", str(result.path)),
         ("check it", verify_command(result.path, result.plan)),

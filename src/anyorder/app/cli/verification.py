@@ -20,7 +20,7 @@ from anyorder.budget.claim import FORMAT as SEARCH
 from anyorder.budget.claim import SearchCertificate
 from anyorder.errors import AnyorderError, ArgumentError, CertificateError, LimitError
 from anyorder.formats import mentions
-from anyorder.formatting import counted, rounded_up
+from anyorder.formatting import counted, rounded_down, rounded_up
 from anyorder.plan.certificate import PUBLIC_STOP, Certificate, Realised
 from anyorder.plan.certificate import verify as verify_file
 from anyorder.plan.plan import CANDIDATE, Plan
@@ -35,7 +35,7 @@ def verify(
         list[Path],
         typer.Argument(
             help="A certificate (run.privacy.json, search.privacy.json) or a plan (plan.json): public files. Several: "
-            "what holds for those who are in all of them."
+            "what applies to those who are in all of them."
         ),
     ],
     evidence: Annotated[
@@ -150,7 +150,7 @@ def verify(
         console.print(facts_panel("receipt", receipt_facts(own, plan)))
     kind = "plan" if certificate is None else "certificate"
     epsilon = plan.epsilon if certificate is None else certificate.epsilon
-    promise, style = f"epsilon <= {rounded_up(epsilon)} at delta = {plan.delta:g}", "green"
+    promise, style = f"epsilon <= {rounded_up(epsilon)} at delta = {rounded_up(plan.delta, 6)}", "green"
     if certificate is not None and certificate.realised is not None:
         told, sound = _realised(certificate, certificate.realised, found.evidence is not None)
         promise, style = f"{promise}; realised, {told}", "green" if sound else "yellow"
@@ -242,7 +242,7 @@ def _verify_together(files: list[Path], receipts: list[Path], large: bool, as_js
         return
     console = Console()
     for file, one in zip(files, found, strict=True):
-        claim = f"epsilon <= {rounded_up(one.epsilon)} at delta = {one.plan.delta:g}"
+        claim = f"epsilon <= {rounded_up(one.epsilon)} at delta = {rounded_up(one.plan.delta, 6)}"
         console.print(f"ok  {file}: {claim}", highlight=False, markup=False, soft_wrap=True)
     console.print(
         "--  not checked: that the runs were on the same people, that there were no others, and that no plan was "
@@ -257,7 +257,7 @@ def _verify_together(files: list[Path], receipts: list[Path], large: bool, as_js
             mark = "--" if mine is None else "ok"
             console.print(f"{mark}  {file}: the unit: {told}", highlight=False, markup=False, soft_wrap=True)
     whom = f"the {found[0].plan.unit} of the receipts" if own else f"one {found[0].plan.unit} in all of them"
-    promise = f"epsilon <= {rounded_up(epsilon)} at delta = {delta:g}, for {whom}"
+    promise = f"epsilon <= {rounded_up(epsilon)} at delta = {rounded_up(delta, 6)}, for {whom}"
     console.print(f"verified: together they claim {promise}", style="green")
 
 
@@ -279,10 +279,11 @@ def _drawn_again(plan: Plan) -> str:
         return "nothing to draw afresh: this claim is not by samples, and has no chance in it"
     if limits.lower > plan.epsilon:
         raise CertificateError(
-            f"the claim epsilon = {plan.epsilon:.6g} is below {limits.lower:.6g}, which fresh samples show but for a "
-            "chance of 0.001: its own were chosen, or unlucky"
+            f"the claim epsilon = {plan.epsilon:.6g} is below {rounded_down(limits.lower, 6)}, which fresh samples "
+            "show but for a chance of 0.001: its own were chosen, or unlucky"
         )
-    return f"fresh samples, which nobody chose: epsilon from {limits.lower:.5g} to {limits.upper:.5g}"
+    span = f"{rounded_down(limits.lower, 5)} to {rounded_up(limits.upper, 5)}"
+    return f"fresh samples, which nobody chose: epsilon from {span}"
 
 
 @contextmanager
@@ -316,5 +317,5 @@ def _verify_search(file: Path, large: bool, as_json: bool) -> None:
         console.print(f"ok  {text}", highlight=False, markup=False)
     for text in unseen:
         console.print(f"--  not checked: {text}", highlight=False, markup=False)
-    promise = f"epsilon <= {rounded_up(found.epsilon)} at delta = {found.claim.delta:g}"
+    promise = f"epsilon <= {rounded_up(found.epsilon)} at delta = {rounded_up(found.claim.delta, 6)}"
     console.print(f"verified: this search claims {promise}", style="green")

@@ -204,7 +204,7 @@ class Unit:
 def answer(asked: PlanQuestion) -> Iterator[Piece]:
     """The pieces of the table: "plan", and for secret orders "row" for each further mechanism.
 
-    A row is "exact" where `ao.plan(mechanism=name)` gives the very same: others are fitted anew when asked for by name.
+    A row is "exact" where `ao.plan(mechanism=name)` gives the same. Others are fitted again when asked for by name.
 
     Raises: what `ao.plan` raises.
     Cost: known orders: that of the fits (seconds for 1000 steps, kept in memory and on disk), then milliseconds.

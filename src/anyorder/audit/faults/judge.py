@@ -32,7 +32,7 @@ _BINS = "balls in bins"
 
 
 def attack(trial: FaultTrial, released: Released) -> NoiseLaw:
-    """Whether included canaries stand out by more than the claimed mu: needs the rows and the draws, no sums.
+    """Test whether included canaries stand out by more than the claimed mu: needs the rows and the draws, no sums.
 
     "attack" estimates the noise from the scores; "attack, planned noise" takes the plan's, and sees smaller excesses.
     """
@@ -50,12 +50,12 @@ def attack(trial: FaultTrial, released: Released) -> NoiseLaw:
 
 
 def noise(trial: FaultTrial, released: Released) -> NoiseLaw:
-    """Whether what was added to the sums is the planned noise; see `noise_law`."""
+    """Test whether what was added to the sums is the planned noise; see `noise_law`."""
     return noise_law(released.rows, released.totals, trial.plan.strategy, trial.plan.noise_std)
 
 
 def echoes(trial: FaultTrial, released: Released) -> NoiseLaw:
-    """Whether canaries are anywhere but in their own steps; see `echo`."""
+    """Test whether canaries are anywhere but in their own steps; see `echo`."""
     return echo(
         released.rows,
         trial.canaries,
@@ -79,7 +79,7 @@ def _mu(trial: FaultTrial) -> float:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What an audit found.
+    """The result of an audit of a front end.
 
     Attributes:
         front_end, fault: their names; None for an honest run.
@@ -98,12 +98,12 @@ class Verdict:
 
     @property
     def p_value(self) -> float:
-        """Of all tests together; 0 where the package refused to go on, which is as good as found."""
+        """The p-value of all tests together; 0 where the package refused to go on, which counts as found."""
         return 0.0 if self.refused is not None else self.law.p_value
 
     @property
     def refuted(self) -> bool:
-        """Whether the run is not what the plan claims, at 1e-6."""
+        """True if the run is not what the plan claims, at 1e-6."""
         return self.p_value < SIGNIFICANCE
 
     @property
@@ -260,7 +260,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """In a few words."""
+        """The name of the case, in a few words."""
         if self.fault is not None:
             return f"{self.front_end.name}: {self.fault.name}"
         kind = self.order if self.strategy is None else self.strategy.__name__.replace("_", " ")

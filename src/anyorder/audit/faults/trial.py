@@ -78,7 +78,7 @@ class Moved:
 
 @dataclass(frozen=True)
 class Released:
-    """What a front end made of a trial.
+    """The rows that a front end released in a trial.
 
     Attributes:
         rows: (n, size), times the divisor and in the plan's units: sums plus noise.
@@ -198,7 +198,7 @@ class FaultTrial:
         return result
 
     def released(self, rows: Iterable[ArrayLike | Moved]) -> Released:
-        """What a front end gave, and what it had to give.
+        """Return what a front end gave, and what it had to give.
 
         Raises: ArgumentError for rows of another shape, TrainingError for too few of them or too many.
         """
@@ -291,7 +291,7 @@ class BinsTrial:
         )  # fmt: skip
 
     def present(self, released: Iterable[ArrayLike]) -> tuple[NDArray[np.bool_], Released]:
-        """Who was in which step, (n, count); and the rows next to the sums that follow from that.
+        """Return who was in which step, (n, count); and the rows next to the sums that follow from that.
 
         Raises: ArgumentError for rows of another shape, TrainingError for too few of them or too many.
         """

@@ -284,7 +284,7 @@ class PrivateTrainerMixin:
         return DataLoader(dataset, batch_sampler=sampler, collate_fn=collate, num_workers=args.dataloader_num_workers)
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """As the Trainer's. To resume, use the last checkpoint of this run: the plan's noise goes on from there."""
+        """Train. To resume, use the last checkpoint of this run: the plan's noise goes on from there."""
         self._resumes = bool(resume_from_checkpoint)
         self._check_choices()  # callbacks may have come since
         found = super().train(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
@@ -304,7 +304,7 @@ class PrivateTrainerMixin:
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """In training, the sum of `example_losses` of the private model, or a loss of the user's; else the Trainer's.
+        """Return, in training, the sum of `example_losses` of the private model, or the user's loss; else as before.
 
         A `compute_loss` of one's own gets the private model and no count of tokens, and gives the mean over examples.
         """

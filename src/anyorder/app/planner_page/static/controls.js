@@ -8,7 +8,7 @@ const make = (tag, attributes = {}, ...children) => {
 };
 
 const ORDER_WORDS = {
-  shuffled: "shuffled anew in each epoch", single: "a single epoch, any order", fixed: "fixed: shuffled once, kept",
+  shuffled: "shuffled again in each epoch", single: "a single epoch, any order", fixed: "fixed: shuffled once, kept",
   sequential: "sequential, as stored",
   poisson: "poisson: drawn (DP-SGD)", "balls-in-bins": "balls in bins: split once",
   "random-allocation": "random allocation: by epoch", "cyclic-poisson": "cyclic poisson: by groups",
@@ -16,7 +16,7 @@ const ORDER_WORDS = {
 };
 const inWords = (order) => ORDER_WORDS[order] || order;
 const FIELDS = [
-  ["dataset_size", "Data set size", "examples; public"], ["batch_size", "Batch size", "examples in a step"],
+  ["dataset_size", "Data set size", "number of examples, which is public"], ["batch_size", "Batch size", "examples in a step"],
   ["epochs", "Epochs", "passes over the data"], ["epsilon", "Epsilon", "the privacy budget"],
   ["delta", "Delta", "a tenth of 1 / data set size, unless you set it"], ["order", "Order of the data", "what you can promise about batches"],
   ["memory", "Memory for noise", "copies of the model that may be kept, or any"], ["momentum", "Momentum", "of SGD"],
@@ -48,7 +48,7 @@ function slider(name, label, hint, stops, value, changed, free) {
   box.addEventListener("change", () => {
     const text = box.value.trim().replaceAll("_", "");
     const told = name === "memory" && (text === "any" || text === "") ? null : Number(text);
-    if (text === "" && told !== null || Number.isNaN(told)) { draw(); refuse(name, `${label}: “${box.value}” is no number`); return; }
+    if (text === "" && told !== null || Number.isNaN(told)) { draw(); refuse(name, `${label}: “${box.value}” is not a number`); return; }
     now = free ? told : stops[nearest(told)];
     draw();
     changed();

@@ -42,7 +42,7 @@ function drawTable(answer, chosen, pick) {
       if (value !== null && value !== undefined) cell.setAttribute("data-value", JSON.stringify(value));
       if (key === "sampled_epsilon" && value !== null && !secret && !row.reference && value < row.epsilon) {
         cell.classList.add("lie");
-        cell.title = "does not hold in this order";
+        cell.title = "not valid in this order";
       }
       if (key === "sampled_epsilon" && value === undefined) cell.textContent = "–";
       return cell;
@@ -57,11 +57,11 @@ function drawTable(answer, chosen, pick) {
 
 // What the bars show, in a sentence.
 function bars(answer, rows) {
-  if (answer.rough) return `DP-SGD's noise without sampling leaves ${digits(rows[0].error, 3)} clip norms of noise in the weights. Other mechanisms leave less; they follow.`;
+  if (answer.rough) return `DP-SGD's noise without sampling leaves ${digits(rows[0].error, 3)} clip norms of noise in the weights. Other mechanisms leave less noise, and follow.`;
   const best = rows.find((row) => row.best), plain = rows.find((row) => row.name === "independent");
   const most = `${best.name} leaves the least noise of those that this order allows, ${digits(best.error, 3)} clip norms`;
   if (!plain || plain === best) return `${most}. A shorter bar is a better model at the same epsilon.`;
-  return `${most}; DP-SGD's independent noise leaves ${digits(plain.error / best.error, 3)} times as much. A shorter bar is a better model at the same epsilon.`;
+  return `${most}. DP-SGD's independent noise leaves ${digits(plain.error / best.error, 3)} times as much. A shorter bar is a better model at the same epsilon.`;
 }
 
 function drawBars(answer) {
@@ -89,7 +89,7 @@ function drawBars(answer) {
     const x = left + place(answer.lower_bound);
     const spans = left ? [[20, height]] : rows.map((_, i) => [top + i * step + 16, top + i * step + 37]); // not through names
     svg.append(...spans.map(([from, to]) => drawn("line", {class: "bound", x1: x, x2: x, y1: from, y2: to})),
-      drawn("text", {class: "bound-text", x: Math.min(x + 6, width - 270), y: 14}, `with open batches nothing is below ${digits(answer.lower_bound, 4)}`));
+      drawn("text", {class: "bound-text", x: Math.min(x + 6, width - 270), y: 14}, `with public batches nothing is below ${digits(answer.lower_bound, 4)}`));
   }
   $("bars").replaceChildren(svg);
 }

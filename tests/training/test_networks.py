@@ -1,0 +1,296 @@
+"""Several networks and optimizers under one plan: one clip over all, one release a step, generator steps are free."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+import anyorder as ao
+from anyorder.errors import ArgumentError, ModelError, TrainingError
+from training.test_passes import EPOCHS, B, N, assert_same, bound, by_loop, net
+
+SGD, FTRL = torch.optim.SGD, ao.FTRL
+
+
+def autoencoder(encoder, decoder, x, *_):
+    return F.mse_loss(decoder(encoder(x)), x)
+
+
+def variational(encoder, decoder, x, noise, _):
+    mean, width = encoder(x).chunk(2, dim=1)
+    return F.mse_loss(decoder(mean + noise[:, :1] * width.exp()), x) + mean.square().mean()
+
+
+def thrice(encoder, decoder, x, other, _):
+    """Codes that are made of codes, by three passes."""
+    code = encoder(x)
+    return F.mse_loss(decoder(code), other) + F.softplus(decoder(encoder(decoder(code)))).mean()
+
+
+def actor_critic(actor, critic, state, _, gain):
+    value = critic(state)[:, 0]
+    chosen = actor(state).log_softmax(-1)[:, 0]
+    return F.mse_loss(value, gain[:, 0]) - (chosen * (gain[:, 0] - value).detach()).mean()
+
+
+SIZES = {autoencoder: (2, 4), variational: (2, 4), thrice: (4, 4), actor_critic: (3, 1)}
+
+
+def two(loss):
+    torch.manual_seed(4)
+    first, second = SIZES[loss]
+    inner = {variational: 1, actor_critic: 4}.get(loss, first)
+    return net(4, first), net(inner, second), [torch.randn(N, 4) for _ in range(3)]
+
+
+def train(loss, models, optimizers, loader):
+    for _ in range(EPOCHS):
+        for batch in loader:
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            loss(*models, *batch).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+
+
+@pytest.mark.parametrize("loss", SIZES)
+def test_two_networks_are_clipped_as_one(loss):
+    one, other, tensors = two(loss)
+    expected = by_loop(copy.deepcopy(nn.ModuleList([one, other])), lambda both, *rows: loss(*both, *rows), tensors)
+    optimizers = [SGD(one.parameters(), 0.5), SGD(other.parameters(), 0.5)]
+    models, made, loader = bound([one, other], *tensors, optimizer=optimizers)
+    assert type(models) is list
+    assert made is optimizers
+    train(loss, models, optimizers, loader)
+    assert_same(nn.ModuleList([one, other]), expected)
+
+
+def test_one_optimizer_and_a_container_of_modules():
+    one, other, tensors = two(autoencoder)
+    both = nn.ModuleDict({"encoder": one, "decoder": other})
+    expected = by_loop(copy.deepcopy(both), lambda m, *rows: autoencoder(m["encoder"], m["decoder"], *rows), tensors)
+    models, optimizer, loader = bound(both, *tensors)
+    assert list(models) == ["encoder", "decoder"]
+    train(autoencoder, models.values(), [optimizer], loader)
+    assert_same(both, expected)
+
+
+def test_a_resume_goes_on_with_all_optimizers(tmp_path):
+    def begin(path):
+        one, other, tensors = two(autoencoder)
+        rows = DataLoader(TensorDataset(*tensors), batch_size=B)
+        plan = ao.plan(loader=rows, epochs=EPOCHS, epsilon=8, delta=1e-2)
+        engine = ao.PrivacyEngine(plan, checkpoint=path, key=bytes(32))
+        optimizers = [FTRL(one.parameters(), 0.1), SGD(other.parameters(), 0.1)]
+        return engine, *engine.make_private([one, other], optimizers, rows)
+
+    def epoch(models, optimizers, loader):
+        for batch in loader:
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            autoencoder(*models, *batch).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+
+    engine, *run = begin(tmp_path / "whole")
+    for _ in range(2):
+        epoch(*run)
+    whole = [p.detach().clone() for model in run[0] for p in model.parameters()]
+    engine.close()
+    engine, *run = begin(tmp_path / "halves")
+    epoch(*run)
+    engine.save()
+    engine.close()
+    engine, *run = begin(tmp_path / "halves")
+    epoch(*run)
+    assert engine.step == 4
+    assert all(map(torch.equal, whole, [p for model in run[0] for p in model.parameters()]))
+
+
+def test_each_optimizer_steps_once_on_a_release():
+    one, other, tensors = two(actor_critic)
+    first, second = SGD(one.parameters(), 0.5), SGD(other.parameters(), 0.5)
+    models, _, loader = bound([one, other], *tensors, optimizer=[first, second])
+    for batch in loader:
+        actor_critic(*models, *batch).backward()
+        second.step()
+        before = copy.deepcopy(other.state_dict())
+        with pytest.raises(TrainingError, match="without a backward pass"):
+            second.step()
+        first.step()
+        with pytest.raises(TrainingError, match="without a backward pass"):
+            first.step()
+        assert all(torch.equal(v, before[k]) for k, v in other.state_dict().items())
+        break
+
+
+def test_what_is_between_networks_must_keep_rows_apart():
+    one, other, tensors = two(autoencoder)
+    models, _, loader = bound([one, other], *tensors, optimizer=SGD([*one.parameters(), *other.parameters()], 0.5))
+    gain = torch.ones(2, requires_grad=True)
+    for x, *_ in loader:
+        encoder, decoder = models
+        for bad in (
+            lambda z: z - z.mean(0),
+            lambda z: z.flip(0),
+            lambda z: z * gain,
+            lambda z: torch.fft.fft2(z).real,
+            lambda z: z.T @ z,
+        ):
+            with pytest.raises(ModelError):
+                F.mse_loss(decoder(bad(encoder(x))), x).backward()
+        break
+
+
+@pytest.mark.parametrize("models", [[], [nn.Linear(1, 1), 3], "model", nn.ModuleList([])])
+def test_what_is_no_list_of_networks(models):
+    with pytest.raises(ArgumentError, match="model must be"):
+        bound(models, torch.randn(N, 1), optimizer=SGD([nn.Parameter(torch.zeros(1))], 0.1))
+
+
+# -- generators --------------------------------------------------------------------------------------------------------
+
+
+def adversaries():
+    torch.manual_seed(5)
+    return net(4, 1), net(3, 4), torch.randn(N, 4)
+
+
+def of_discriminator(network, real, fake):
+    return F.softplus(-network(real)).mean() + F.softplus(network(fake)).mean()
+
+
+def test_a_generator_trains_through_the_released_discriminator():
+    judge, maker, data = adversaries()
+    fakes = []
+    expected, other_maker = copy.deepcopy(judge), copy.deepcopy(maker)
+    private, optimizer, loader = bound(judge, data)
+    own = SGD(maker.parameters(), 0.5)
+    releases = []
+    for _ in range(EPOCHS):
+        for (x,) in loader:
+            noise = torch.randn(len(x), 3)
+            fakes.append(noise)
+            optimizer.zero_grad()
+            of_discriminator(private, x, maker(noise).detach()).backward()
+            optimizer.step()
+            releases.append([p.grad.clone() for p in judge.parameters()])
+            own.zero_grad()
+            F.softplus(-private(maker(noise))).mean().backward()
+            own.step()
+            assert all(map(torch.equal, releases[-1], [p.grad for p in judge.parameters()]))
+    # the same by hand
+    optimizer, own = SGD(expected.parameters(), 0.5), SGD(other_maker.parameters(), 0.5)
+    for step, noise in enumerate(fakes):
+        x, fake = data[step * B % N :][:B], other_maker(noise).detach()
+        total = [torch.zeros_like(p) for p in expected.parameters()]
+        for i in range(B):
+            value = of_discriminator(expected, x[i : i + 1], fake[i : i + 1])
+            gradients = torch.autograd.grad(value, list(expected.parameters()))
+            size = float(torch.sqrt(sum(g.square().sum() for g in gradients)))
+            total = [t + g * min(1.0, 0.5 / size) for t, g in zip(total, gradients, strict=True)]
+        for p, t in zip(expected.parameters(), total, strict=True):
+            p.grad = t / B
+        optimizer.step()
+        own.zero_grad()
+        F.softplus(-expected(other_maker(noise))).mean().backward()
+        own.step()
+    assert_same(judge, expected)
+    assert_same(maker, other_maker)
+
+
+def test_a_generator_step_that_touches_the_data_is_refused():
+    judge, maker, data = adversaries()
+    private, optimizer, loader = bound(judge, data)
+
+    def matching(x):
+        with torch.no_grad():
+            real = private(x)
+        return F.mse_loss(private(maker(torch.randn(len(x), 3))), real)
+
+    def nearest(x):
+        return private(maker(torch.randn(len(x), 3)) - x).mean()
+
+    def outside(x):
+        return private(maker(torch.randn(len(x), 3))).mean() + maker(torch.ones(1, 3)).sum() * x.mean()
+
+    for (x,) in loader:
+        with pytest.raises(ModelError, match="generator"):  # one that was not detached
+            of_discriminator(private, x, maker(torch.randn(len(x), 3))).backward()
+        for used in (False, True):
+            for bad in (matching, nearest, outside):
+                with pytest.raises(ModelError, match=r"generator's|must not require gradients|earlier batch"):
+                    bad(x).backward()
+                assert all(p.grad is None for p in maker.parameters())
+                with pytest.raises(ModelError, match=r"generator's|must not require gradients|earlier batch"):
+                    torch.autograd.grad(bad(x), list(maker.parameters()))
+            if not used:
+                of_discriminator(private, x, maker(torch.randn(len(x), 3)).detach()).backward()
+                optimizer.step()
+        break
+
+
+class Penalised(nn.Module):
+    """The losses of WGAN-GP, example by example, in one forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.judge = net(4, 1)
+
+    def forward(self, real, fake, share):
+        mixed = share * real + (1 - share) * fake
+        slope = torch.func.grad(lambda x: self.judge(x).sum())(mixed)
+        return self.judge(fake) - self.judge(real) + 10 * (slope.norm(dim=1, keepdim=True) - 1).square()
+
+
+def test_a_gradient_penalty_inside_of_forward():
+    torch.manual_seed(6)
+    model, tensors = Penalised(), [torch.randn(N, 4), torch.randn(N, 4), torch.rand(N, 1)]
+    expected = by_loop(copy.deepcopy(model), lambda m, *rows: m(*rows).mean(), tensors)
+    private, optimizer, loader = bound(model, *tensors)
+    train(lambda m, *rows: m(*rows).mean(), [private], [optimizer], loader)
+    assert_same(model, expected)
+
+
+def test_a_gradient_penalty_outside_of_forward_says_what_to_do():
+    judge, maker, data = adversaries()
+    private, _, loader = bound(judge, data)
+    for (x,) in loader:
+        mixed = (0.5 * x + 0.5 * maker(torch.randn(len(x), 3)).detach()).requires_grad_()
+        with pytest.raises(ModelError, match=r"torch\.func\.grad inside of forward"):
+            torch.autograd.grad(private(mixed).sum(), mixed, create_graph=True)
+        with pytest.raises(TrainingError, match="Add the losses"):
+            private(x).mean().backward()
+            private(maker(torch.randn(len(x), 3)).detach()).mean().backward()
+        break
+
+
+def test_what_an_evaluation_gave_of_an_earlier_batch_does_not_come_into_a_loss():
+    """A memory bank, as of negatives: units of earlier batches would move the gradients of later ones."""
+    model, bank = net(), []
+    private, optimizer, loader = bound(model, torch.randn(N, 4))
+    for (x,) in loader:
+        if bank:
+            with pytest.raises(ModelError, match="earlier batch"):
+                F.mse_loss(private(x), bank[0]).backward()
+            break
+        private(x).mean().backward()
+        optimizer.step()
+        with torch.no_grad():
+            bank.append(private(x))
+
+
+def test_tensors_made_of_words_are_no_generators():
+    """What is made of a batch that is not followed is taken for the batch, and may not need gradients."""
+    judge, maker, _ = adversaries()
+    plan = ao.plan(dataset_size=N, batch_size=B, epochs=1, epsilon=8, delta=1e-2)
+    loader = DataLoader([{"x": torch.zeros(1), "word": "word"}] * N, batch_size=B)
+    private, _, loader = ao.PrivacyEngine(plan).make_private(judge, SGD(judge.parameters(), 0.5), loader)
+    for batch in loader:
+        embedded = maker(torch.tensor([[float(len(word))] * 3 for word in batch["word"]]))
+        with pytest.raises(ModelError, match="must not require gradients"):
+            private(embedded)
+        break

@@ -1,0 +1,210 @@
+"""Scripts that call the model several times in a step: one clipped gradient a unit is released, or they are refused."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+import anyorder as ao
+from anyorder.errors import ModelError, TrainingError
+from anyorder.plan.planner import plan_at_sigma
+
+N, B, EPOCHS = 12, 6, 2
+
+
+def bound(model, *tensors, optimizer=None, clip_norm=0.5, **options):
+    """(model, optimizer, loader) of a run without noise to speak of, made private."""
+    plan = plan_at_sigma(
+        1e-9, dataset_size=N, batch_size=B, epochs=EPOCHS, delta=1e-5, clip_norm=clip_norm, mechanism="independent"
+    )
+    optimizer = torch.optim.SGD(model.parameters(), 0.5) if optimizer is None else optimizer
+    engine = ao.PrivacyEngine(plan, key=bytes(32))
+    return engine.make_private(model, optimizer, DataLoader(TensorDataset(*tensors), batch_size=B), **options)
+
+
+def net(inputs=4, outputs=3):
+    return nn.Sequential(nn.Linear(inputs, 5), nn.Tanh(), nn.Linear(5, outputs))
+
+
+def by_loop(model, loss, tensors, clip_norm=0.5):
+    """The training of `bound`, one example at a time, by plain autograd."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+    parameters = list(model.parameters())
+    for start in [0, B] * EPOCHS:
+        total = [torch.zeros_like(p) for p in parameters]
+        for i in range(start, start + B):
+            value = loss(model, *(t[i : i + 1] for t in tensors))
+            gradients = torch.autograd.grad(value, parameters, allow_unused=True, materialize_grads=True)
+            size = torch.sqrt(sum(g.square().sum() for g in gradients))
+            total = [
+                t + g * min(1.0, clip_norm / max(float(size), 1e-30)) for t, g in zip(total, gradients, strict=True)
+            ]
+        for p, t in zip(parameters, total, strict=True):
+            p.grad = t / B
+        optimizer.step()
+    return model
+
+
+def assert_same(model, expected):
+    for own, other in zip(model.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(own, other, atol=2e-5, rtol=2e-5)
+
+
+def triplet(model, anchor, positive, negative):
+    return F.triplet_margin_loss(model(anchor), model(positive), model(negative), margin=2.0)
+
+
+def siamese(model, pair, _, __):
+    distance = (model(pair) - model(pair.roll(1, 1))).square().sum(1)
+    return F.relu(2.0 - distance).mean() + distance.mean()
+
+
+def consistency(model, x, shift, _):
+    """Two copies of one example; the first one teaches."""
+    return F.mse_loss(model(x + shift), model(x).detach()) + model(x).square().mean()
+
+
+def rowwise(model, x, other, _):
+    """No rule knows how this joins the passes: it is run again row by row."""
+    return torch.linalg.vecdot(torch.fft.rfft(model(x)).abs(), torch.fft.rfft(model(other)).abs()).mean()
+
+
+@pytest.mark.parametrize("loss", [triplet, siamese, consistency, rowwise])
+def test_the_gradient_is_that_of_all_passes_clipped_once(loss):
+    torch.manual_seed(1)
+    tensors = [torch.randn(N, 4) for _ in range(3)]
+    model = net()
+    expected = by_loop(copy.deepcopy(model), loss, tensors)
+    private, optimizer, loader = bound(model, *tensors)
+    for _ in range(EPOCHS):
+        for batch in loader:
+            optimizer.zero_grad()
+            loss(private, *batch).backward()
+            optimizer.step()
+    assert_same(model, expected)
+
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(7, 6), nn.Linear(6, 7)
+
+    def forward(self, ids):
+        return self.head(self.table(ids).cumsum(1))
+
+
+def test_preferences_with_a_frozen_reference():
+    torch.manual_seed(2)
+    model, pairs = Words(), [torch.randint(7, (N, 4)) for _ in range(2)]
+    reference = copy.deepcopy(model).requires_grad_(False)
+
+    def of(network, text):
+        scores = network(text[:, :-1]).log_softmax(-1)
+        return scores.gather(2, text[:, 1:, None]).squeeze(2).sum(1)
+
+    def loss(network, chosen, rejected):
+        with torch.no_grad():
+            margin = of(reference, chosen) - of(reference, rejected)
+        return -F.logsigmoid(of(network, chosen) - of(network, rejected) - margin).mean()
+
+    expected = by_loop(copy.deepcopy(model), loss, pairs)
+    private, optimizer, loader = bound(model, *pairs)
+    for _ in range(EPOCHS):
+        for batch in loader:
+            optimizer.zero_grad()
+            loss(private, *batch).backward()
+            optimizer.step()
+    assert_same(model, expected)
+
+
+def test_each_pass_has_a_mask_of_its_own():
+    private, _, loader = bound(nn.Sequential(nn.Dropout(0.5), *net()), torch.randn(N, 4))
+    for (x,) in loader:
+        assert not torch.equal(private(x), private(x))
+
+
+OTHERS = {
+    "distances to other examples": lambda model, x: F.mse_loss(model(x), model(x[torch.randperm(len(x))])),
+    "sums that never meet": lambda model, x: model(x).mean() + model(x.flip(0)).square().mean(),
+    "rolled": lambda model, x: model(x).mean() + model(x.roll(1, 0)).square().mean(),
+    "one call": lambda model, x: model(x, x.flip(0)).mean(),
+    "columns": lambda model, x: model(x[:, :B].T.contiguous()).mean(),
+    "a sum over the batch": lambda model, x: model((x.T @ x)[:B, :]).mean(),
+}
+
+
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = net(B)
+
+    def forward(self, x, other=None):
+        return self.net(x if other is None else x - other)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_rows_in_another_order_are_refused(name):
+    model = Pair()
+    before = copy.deepcopy(model.state_dict())
+    private, _, loader = bound(model, torch.randn(N, B))
+    for (x,) in loader:
+        with pytest.raises(ModelError, match=r"two orders|does not go over the examples"):
+            OTHERS[name](private, x).backward()
+        break
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_two_backward_calls_are_refused():
+    private, optimizer, loader = bound(net(), torch.randn(N, 4))
+    for (x,) in loader:
+        first, second = private(x).mean(), private(x + 1).mean()
+        first.backward()
+        with pytest.raises(TrainingError, match="backward once"):
+            second.backward()
+        with pytest.raises(TrainingError, match="backward once"):
+            private(x)
+        optimizer.step()
+        break
+
+
+def test_texts_of_several_public_lengths():
+    torch.manual_seed(3)
+    texts = [torch.randint(1, 7, (2 + i % 5,)) for i in range(N)]
+    model = Words()
+    expected = copy.deepcopy(model)
+
+    def terms(network, ids, first):
+        out = network(ids).square().mean(2) * (ids != 0)
+        return (out.sum(1) * (2.0 if first else -0.5)).mean()
+
+    plan = plan_at_sigma(
+        1e-9, dataset_size=N, batch_size=B, epochs=1, delta=1e-5, clip_norm=0.5, mechanism="independent"
+    )
+    engine = ao.PrivacyEngine(plan, key=bytes(32))
+    loader = DataLoader(texts, batch_size=B, collate_fn=lambda rows: (torch.stack(rows),))
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+    private, optimizer, loader = engine.make_private(model, optimizer, loader, pad_to=(4, 8))
+    for (ids,) in loader:
+        optimizer.zero_grad()
+        (terms(private, ids, True) + terms(private, ids.roll(1, 1), False)).backward()
+        optimizer.step()
+    assert expected is not model
+    other = torch.optim.SGD(expected.parameters(), 0.5)
+    for start in (0, B):
+        total = [torch.zeros_like(p) for p in expected.parameters()]
+        batch = [F.pad(t, (0, (4 if len(t) <= 4 else 8) - len(t))) for t in texts[start : start + B]]
+        longest = max(map(len, batch))
+        for text in batch:
+            ids = F.pad(text, (0, longest - len(text)))[None]
+            second = ids.roll(1, 1)[:, : len(text)]
+            value = terms(expected, text[None], True) + terms(expected, second, False)
+            gradients = torch.autograd.grad(value, list(expected.parameters()))
+            size = torch.sqrt(sum(g.square().sum() for g in gradients))
+            total = [t + g * min(1.0, 0.5 / float(size)) for t, g in zip(total, gradients, strict=True)]
+        for p, t in zip(expected.parameters(), total, strict=True):
+            p.grad = t / B
+        other.step()
+    assert_same(model, expected)
