@@ -362,6 +362,14 @@ def test_no_rounding_carries_an_example_over_the_norm():
     assert 0.7 * (1 - 1e-6) < min(norms) <= max(norms) <= 0.7
 
 
+def test_units_of_one_example_each_are_known_by_the_tensor_that_says_so():
+    alone = UnitMap.alone(4)
+    assert alone.tolist() == [0, 1, 2, 3]
+    for groups in (alone, torch.tensor([7, 3, 9, 1])):
+        assert UnitMap.of(groups, alone.device).classes is None
+    assert UnitMap.of(torch.tensor([0, 1, 1, 3]), alone.device).count == 3
+
+
 @pytest.mark.parametrize("none", [-1, 0])
 @pytest.mark.parametrize("size", [1, 3, 50, 5000, 10**6, 2**32])
 def test_rows_are_ranked_as_numpy_ranks_them(size, none, monkeypatch):

@@ -186,3 +186,11 @@ def test_no_other_file_of_clipping_names_torchs_own():
         if path.name != "torch_private.py":
             text = path.read_text()
             assert not [word for word in ("torch._C", "_functorch", "_pytree as", "import _") if word in text], path
+
+
+def test_versions_are_those_of_each_tensor():
+    with torch.inference_mode():
+        made = torch.zeros(2)  # torch refuses to tell its version
+    written = torch.zeros(2).add_(1).add_(1)
+    assert private.versions([torch.zeros(2), written]) == [0, 2]
+    assert private.versions([written, made]) == [2, 0]
