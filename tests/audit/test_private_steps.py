@@ -19,7 +19,7 @@ import processes
 from anyorder.app.verdict_page import EXIT_CODES, outcome_of
 from anyorder.audit import private_steps
 from anyorder.audit.loader_check import CLAIM, NOTHING, UNSURE, WHAT_IF, watch
-from anyorder.audit.private_steps import NoiseStream
+from anyorder.audit.private_steps import FreshNumbers
 
 opacus = pytest.importorskip("opacus", reason="opacus is not installed")
 from opacus.accountants import RDPAccountant  # noqa: E402
@@ -508,7 +508,7 @@ def drawn(stream, count=50, generator=None):
 @pytest.mark.parametrize("own", [False, True])
 def test_noise_goes_on_where_other_noise_ended(own, between):
     generator = torch.Generator() if own else torch.default_generator
-    stream = NoiseStream()
+    stream = FreshNumbers()
     with torch.random.fork_rng(devices=[]):
         for _ in range(3):
             drawn(stream, generator=generator if own else None)
@@ -522,7 +522,7 @@ def test_noise_goes_on_where_other_noise_ended(own, between):
 @pytest.mark.parametrize("new_seed", [False, True])
 @pytest.mark.parametrize("before", [0, 7, 1000])
 def test_numbers_of_earlier_noise_are_told(new_seed, before):
-    stream = NoiseStream()
+    stream = FreshNumbers()
     with torch.random.fork_rng(devices=[]):
         state = torch.get_rng_state()
         torch.rand(3)

@@ -114,7 +114,7 @@ class _Drawn(NamedTuple):
     is_seeded: bool
 
 
-class NoiseStream:
+class FreshNumbers:
     """Whether noise comes from numbers of its generator that no noise was made of before.
 
     The generator of the CPU makes blocks of 624 numbers, each from the one before, and never returns to one. So what
@@ -213,7 +213,7 @@ class OpacusSteps:
 
     def __init__(self, seed: Callable[[], int], rows: Any) -> None:
         self._seed, self._secret, self.rows = seed, {seed()}, rows
-        self._stream = NoiseStream()
+        self._stream = FreshNumbers()
         self._optimizers: WeakKeyDictionary[Any, ref[Any]] = WeakKeyDictionary()
         self._clipped: WeakKeyDictionary[Any, list[_Clipped]] = WeakKeyDictionary()
         self._weighed: list[tuple[set[int], float, Any]] = []  # parameters, clip norm, factors of examples
