@@ -283,7 +283,7 @@ def test_another_thread_is_refused_while_a_row_gets_its_noise(monkeypatch):
     twin = begun(plan())
     steps(twin, 3)
     twin[2].flush()
-    problems, own = [], table._late.jump
+    problems, own = [], table._late.bring
 
     def tried(act):
         try:
@@ -291,15 +291,15 @@ def test_another_thread_is_refused_while_a_row_gets_its_noise(monkeypatch):
         except TrainingError as problem:
             problems.append(str(problem))
 
-    def jump(*arguments):
-        monkeypatch.setattr(table._late, "jump", own)
+    def bring(*arguments):
+        monkeypatch.setattr(table._late, "bring", own)
         for act in (lambda: table.read(torch.arange(ROWS)), table.flush, lambda: lazy_step(release, table)):
             thread = threading.Thread(target=tried, args=(act,))
             thread.start()
             thread.join()
         return own(*arguments)
 
-    monkeypatch.setattr(table._late, "jump", jump)
+    monkeypatch.setattr(table._late, "bring", bring)
     table.read(torch.arange(ROWS))
     assert len(problems) == 3
     assert all("in use by another thread" in problem for problem in problems)
