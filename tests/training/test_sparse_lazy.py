@@ -80,6 +80,43 @@ def test_without_noise_it_is_the_dense_run(way, rule):
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
 
 
+def of_two_passes(model, batch):
+    """The loss of a model that is called twice on each example, on rows of its own."""
+    ids, labels = batch
+    nn.functional.cross_entropy(model(ids) - 0.5 * model((ids + 17) % V), labels).backward()
+
+
+@pytest.mark.parametrize("bag", [False, True])
+def test_two_passes_over_a_batch_are_the_dense_ones(monkeypatch, bag):
+    monkeypatch.setattr(trained_tables, "LazyTable", functools.partial(trained_tables.LazyTable, replay=True))
+    monkeypatch.setattr(wide, "backward", of_two_passes)
+    strategy = BandedInverse([1.0, -0.5, -0.2], STEPS)
+    make = functools.partial(Words, bag=bag)
+    found = [
+        finish(private(planned(strategy), make=functools.partial(make, sparse=sparse))) for sparse in (True, False)
+    ]
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
+
+
+def test_what_a_unit_adds_in_two_passes_is_clipped_once():
+    engine, model, optimizer, loader = private(planned(sigma=1e-9))
+    for ids, labels in loader:
+        engine.flush()
+        copy, before = Words(sparse=False), wide.weights(model).clone()
+        copy.load_state_dict(model.state_dict())
+        rows = []
+        for i in range(B):
+            copy.zero_grad()
+            of_two_passes(copy, (ids[i : i + 1], labels[i : i + 1]))
+            rows.append(torch.cat([p.grad.reshape(-1) for p in copy.parameters()]).double())
+        optimizer.zero_grad()
+        of_two_passes(model, (ids, labels))
+        optimizer.step()
+        engine.flush()
+        moved = (before - wide.weights(model)).double() / 0.1 * B
+        torch.testing.assert_close(moved, wide.clipped_sum(torch.stack(rows), 0.7), atol=1e-4, rtol=1e-4)
+
+
 def test_a_table_has_the_rate_of_its_own_group():
     """And its own momentum, at every step."""
 
