@@ -168,6 +168,35 @@ def test_sparse_elements_in_two_parts_are_one_and_are_left_as_they_are(bounds):
     assert np.array_equal(parts.data, before)
 
 
+@pytest.mark.parametrize("kind", [LogisticRegression, SoftmaxRegression])
+def test_a_stream_is_told_its_classes_in_its_first_call(kind):
+    options = {"bounds": 3.0, "horizon": 4, "batch_size": 100, "key": KEY}
+    told, other = kind(**options), kind(classes=[0, 1], **options)
+    with pytest.raises(ArgumentError, match="classes must be given"):
+        told.partial_fit(X[:100], Y[:100])
+    with pytest.raises(ArgumentError, match="two or more"):
+        told.partial_fit(X[:100], Y[:100], classes=[1])
+    told.partial_fit(X[:100], Y[:100], classes=[0, 1]).partial_fit(X[100:200], Y[100:200])
+    other.partial_fit(X[:200], Y[:200])
+    assert np.array_equal(told.coef_, other.coef_)
+    with pytest.raises(ArgumentError, match="those of the estimator"):
+        told.partial_fit(X[200:300], Y[200:300], classes=[0, 2])
+    assert told.n_iter_ == 2
+
+
+@pytest.mark.parametrize("bounds", [1.0, (-1.0, 1.0)])
+def test_a_regression_predicts_for_rows_as_it_learned_from_them(bounds):
+    # Of a line through rows that were all cut to norm 1, a row of norm 2 is not twice as high.
+    generator = np.random.default_rng(0)
+    X = generator.normal(size=(2000, 5))
+    y = X @ [1.0, -2.0, 0.5, 0.0, 3.0]
+    model = LinearRegression(8.0, bounds=bounds, target_bounds=(-10, 10), key=KEY).fit(X, y)
+    cut = X / np.maximum(1.0, np.linalg.norm(X, axis=1))[:, None] if bounds == 1.0 else X.clip(-1, 1)
+    np.testing.assert_allclose(model.predict(X), cut @ model.coef_[0] + model.intercept_)
+    np.testing.assert_allclose(model.predict(sparse.csr_array(X)), model.predict(X))
+    assert model.score(X, y) > 0.85
+
+
 def test_regressions_learn():
     target = X @ [1.0, -2.0, 0.5] + 3
     common = {"epsilon": 50.0, "bounds": 3.0, "key": KEY}

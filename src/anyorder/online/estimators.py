@@ -227,7 +227,8 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
 
         Args:
             X, y: as of `fit`.
-            classes: None, or the classes once more, which must be those of the estimator.
+            classes: the labels that there can be, from what is public, in the first call of an estimator that was made
+                without them, as scikit-learn asks for them; elsewhere None, or the same once more.
             units: (m,) whose each row is. None: every row is a new unit that never came before and never comes again,
                 which is **your promise**. With ids the ledger holds the stream to it: a unit that comes back in a later
                 step is refused.
@@ -236,17 +237,17 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         """
         check_alone()
         check_units(self.unit if self.plan is None else self._given_plan().unit, units)
-        loss = self._loss()
         live: Any = self.__dict__.get("_learner")
         first = live is None
+        if classes is not None:
+            self._same_classes(classes, first=first)
+        loss = self._loss()
         if first and self.__dict__.keys() & {"_certificate", "_evidence"}:
             raise TrainingError(
                 "partial_fit must not go on from a fit, whose plan has no steps left, nor from a copy of a stream, "
                 "which lacks its noise key: make a new estimator, with its own epsilon; a stream goes on in another "
                 "process by checkpoint="
             )
-        if classes is not None:
-            self._same_classes(classes)
         rows = read_rows(self, X, reset=first, finite=False)
         ids = None if units is None else RowsByUnit(units, rows.shape[0])
         targets = self._targets(read_targets(y, rows))
@@ -294,7 +295,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         self.coef_, self.intercept_ = model.coef, model.intercept
         self.plan_, self.epsilon_, self.n_iter_ = learner.plan, learner.plan.epsilon, learner.steps_taken
 
-    def _same_classes(self, classes: Any) -> None:
+    def _same_classes(self, classes: Any, *, first: bool) -> None:
         raise ArgumentError("classes must be left out: a regression has none")
 
     # -- the plan ----------------------------------------------------------------------------------------------------
@@ -475,10 +476,20 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         state["key"] = None
         return state
 
-    def _scores(self, X: Any) -> Floats:
+    def _read(self, X: Any) -> Any:
         check_is_fitted(self)
-        rows = read_rows(self, X, reset=False, finite=True)
+        return read_rows(self, X, reset=False, finite=True)
+
+    def _line(self, rows: Any) -> Floats:
         return np.asarray(rows @ self.coef_.T + self.intercept_)
+
+    def _scores(self, X: Any) -> Floats:
+        return self._line(self._read(X))
+
+    def _scores_of_clipped(self, X: Any) -> Floats:
+        """A line fitted to clipped rows is no line for others: a row at ten times the bound has ten times the score."""
+        rows = self._read(X)
+        return self._line(self._row_bound(rows).clipped(rows))
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -620,11 +631,16 @@ class _Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
     classes: Any = None
 
     def _targets(self, y: NDArray[Any]) -> NDArray[Any]:
-        self.classes_ = public_classes(self.classes)
+        self.classes_ = self._public_classes()
         return codes_of(y, self.classes_)
 
-    def _same_classes(self, classes: Any) -> None:
-        if not np.array_equal(np.unique(np.asarray(classes)), public_classes(self.classes)):
+    def _public_classes(self) -> NDArray[Any]:
+        return public_classes(self.__dict__.get("_classes_of_stream") if self.classes is None else self.classes)
+
+    def _same_classes(self, classes: Any, *, first: bool) -> None:
+        if self.classes is None and first:
+            self._classes_of_stream = public_classes(classes)
+        if not np.array_equal(np.unique(np.asarray(classes)), self._public_classes()):
             raise ArgumentError("classes must be those of the estimator, or left out of partial_fit")
 
     def decision_function(self, X: Any) -> Floats:
@@ -741,7 +757,7 @@ class SoftmaxRegression(_Classifier):
     """
 
     def _loss(self) -> Loss:
-        return Softmax(len(public_classes(self.classes)))
+        return Softmax(len(self._public_classes()))
 
     def _model(self, found: Linear) -> Linear:
         if len(self.classes_) > 2:
@@ -797,8 +813,8 @@ class _Regressor(RegressorMixin, Estimator):  # type: ignore[misc]
         return low, high
 
     def predict(self, X: Any) -> Floats:
-        """(m,) predictions. Post-processing: it costs no privacy of those who were learned from."""
-        return np.asarray(self._scores(X)[:, 0])
+        """(m,) predictions for rows clipped to their bounds, as those were that it learned from. Post-processing."""
+        return np.asarray(self._scores_of_clipped(X)[:, 0])
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """R^2. **Not private**: it is computed from these rows, and no noise covers it."""
@@ -952,8 +968,8 @@ class ConvexLearner(RegressorMixin, Estimator):  # type: ignore[misc]
         return numbers_of(y)
 
     def predict(self, X: Any) -> Floats:
-        """(m,) or (m, outputs): the scores, rows times theta."""
-        scores = self._scores(X)
+        """(m,) or (m, outputs): the scores, rows times theta, for rows clipped to their bounds as in `fit`."""
+        scores = self._scores_of_clipped(X)
         return scores[:, 0] if scores.shape[1] == 1 else scores
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:

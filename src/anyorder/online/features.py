@@ -124,6 +124,17 @@ class RowBound:
                 rows *= self.box.slope
         return made
 
+    def clipped(self, X: Any) -> Any:
+        """(m, d): the rows within their bounds, in their own units, dense or sparse as they came."""
+        if self.box is None:
+            return self.prepare(X)[:, : self.d]
+        if not sparse.issparse(X):
+            return np.clip(X, self.box.low, self.box.high)
+        rows = sparse.csr_array(X, dtype=np.float64, copy=True)
+        rows.sum_duplicates()
+        rows.data = np.clip(rows.data, self.box.low[rows.indices], self.box.high[rows.indices])
+        return rows
+
     def _sparse(self, X: Any) -> Any:
         rows = sparse.csr_array(X, dtype=np.float64, copy=True)
         rows.sum_duplicates()
