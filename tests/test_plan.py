@@ -13,6 +13,7 @@ from anyorder.app.planning import make_plan
 from anyorder.errors import ArgumentError, CertificateError, PlanError
 from anyorder.formatting import rounded_up
 from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, PoissonSampling, SingleEpoch
+from anyorder.plan.plan import promised
 from anyorder.plan.planner import plan_at_sigma
 from anyorder.sampling import UnitOrderSampler
 from anyorder.strategy import Independent, Tree
@@ -236,3 +237,8 @@ def test_an_order_of_units_that_a_loader_gives_has_no_add_or_remove_neighbours()
     loader = DataLoader(TensorDataset(torch.zeros(12, 2), users), batch_sampler=UnitOrderSampler(users.tolist(), 4, 0))
     with pytest.raises(PlanError, match="'add-or-remove' do not fit"):
         plan_at_sigma(1, loader=loader, unit=1, epochs=2, delta=1e-6, mechanism="tree", neighbours="add-or-remove")
+
+
+def test_all_numbers_of_a_promise_are_rounded_up():
+    told = promised(1.00001, 1.0000001e-5, 0.1234501)
+    assert told == "mu = 0.12346 (Gaussian DP): epsilon <= 1.001 at delta = 1.00001e-05"

@@ -405,6 +405,28 @@ class Straight(torch.autograd.Function):
         return gradient - gradient.mean(0)
 
 
+def scaled_back():
+    """The size of each gradient follows how many examples are of a class."""
+    training = Training()
+    for x, y in training.loader:
+        training.optimizer.zero_grad()
+        F.cross_entropy(training.model(x), y).backward(1 + y.sum().float())
+        training.optimizer.step()
+
+
+def by_hand_at_last():
+    """Gradients that are not of the loss that was followed, after steps that were."""
+    training = Training()
+    for step, (x, y) in enumerate(training.loader):
+        training.optimizer.zero_grad()
+        if step < 3:
+            F.cross_entropy(training.model(x), y).backward()
+        else:
+            for p in training.optimizer.params:
+                p.grad_sample, p.grad = torch.randn(len(x), *p.shape), torch.zeros_like(p)
+        training.optimizer.step()
+
+
 def put_back():
     """The same numbers for the noise of each step, with others before, so that no step has the noise of another."""
     training, state, drawn = Training(), torch.get_rng_state(), iter(range(1, 1000))
@@ -437,6 +459,10 @@ MIXING = {
         "sum over the batch",
     ),
     "gradients by hand": (lambda: by_hand(Training(grad_sample_mode="no_op")), "no loss.backward"),
+    "a gradient of backward's": (scaled_back, "to backward() by hand"),
+    "a sum by a number": (lambda: by_loss(lambda o, y: each_loss(o, y).sum() / 101), "not a mean over the examples"),
+    "others' labels": (lambda: by_loss(lambda o, y: F.cross_entropy(o, y.flip(0))), "other rows than the scores"),
+    "gradients by hand, later": (by_hand_at_last, "no loss.backward"),
     "no known rule": (lambda: by_loss(lambda o, y: F.cross_entropy(o, y) + torch.fft.rfft(o).abs().mean()), "no rule"),
     "generator put back": (put_back, "set anew between two steps"),
 }
@@ -496,6 +522,18 @@ def test_losses_of_single_examples_are_known(name):
     model, criterion = SINGLE[name]
     found = seen_of(lambda: by_loss(criterion, model and model())).finding
     assert (found.outcome, found.holds) == (CLAIM, True), found
+
+
+def test_a_gpu_counts_its_numbers_on():
+    """The seed and the count of two steps' noise."""
+
+    def state(seed, count):
+        return torch.tensor([seed, count]).view(torch.uint8)
+
+    assert private_steps._counts_on(state(5, 8), state(5, 8))
+    assert private_steps._counts_on(state(5, 8), state(5, 12))
+    assert not private_steps._counts_on(state(5, 8), state(5, 4))
+    assert not private_steps._counts_on(state(5, 8), state(6, 12))
 
 
 def drawn(stream, count=50, generator=None):

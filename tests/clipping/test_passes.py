@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from anyorder.clipping.per_example import FunctionalClipping, GhostClipping, Passes
-from anyorder.errors import TrainingError
+from anyorder.errors import ModelError, TrainingError
 from clipping.brute import clipped_sum, distance, norm
 
 B = 7
@@ -139,6 +139,21 @@ def test_passes_that_run_in_different_ways_are_refused():
     GhostClipping(model).forward((torch.randn(B, 4),), {}, **options)
     with pytest.raises(TrainingError, match="in different ways"):
         GhostClipping(model, chunk_size=2).forward((torch.randn(B, 4),), {}, **options)
+    for make in (GhostClipping, FunctionalClipping):
+        options["passes"] = Passes()
+        make(model, chunk_size=3).forward((torch.randn(B, 4),), {}, **options)
+        with pytest.raises(TrainingError, match="in different ways"):
+            make(model, chunk_size=2).forward((torch.randn(B, 4),), {}, **options)
+
+
+@pytest.mark.parametrize("engine", ["ghost in chunks", "functional", "functional in chunks"])
+def test_gradients_do_not_go_back_through_chunks(engine):
+    """To what another network made: only where the batch goes through at once do they come to it, row by row."""
+    passes = Passes()
+    passes.chained = True
+    options = {"groups": torch.arange(B), "clip_norm": 1.0, "scale": 1.0, "receive": print, "passes": passes}
+    with pytest.raises(ModelError, match="does not go through it at once"):
+        ENGINES[engine](nn.Linear(4, 4)).forward((torch.randn(B, 4, requires_grad=True),), {}, **options)
 
 
 def test_on_a_grid():

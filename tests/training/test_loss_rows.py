@@ -241,7 +241,6 @@ MAPPED = {
     "parts": lambda out, y, x, m: torch.cat([p.square().flatten(1).sum(1) for p in out.split(2, 1)]).sum() / len(y),
     "two views": lambda out, y, x, m: F.mse_loss(torch.cat([out[:, 0], out[:, 1]]), torch.cat([x[:, 0], x[:, 1]])),
     "interpolated": lambda out, y, x, m: F.interpolate(out, size=3, mode="linear").square().mean(),
-    "pooled": lambda out, y, x, m: F.avg_pool1d(out - x, 2).abs().mean(),
 }
 
 

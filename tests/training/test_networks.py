@@ -127,6 +127,82 @@ def test_each_optimizer_steps_once_on_a_release():
         break
 
 
+def test_a_release_that_an_optimizer_left_out_is_not_owed_after_the_next_one():
+    one, other, tensors = two(actor_critic)
+    first, second = SGD(one.parameters(), 0.5), SGD(other.parameters(), 0.5)
+    models, _, loader = bound([one, other], *tensors, optimizer=[first, second])
+    batches = iter(loader)
+    actor_critic(*models, *next(batches)).backward()
+    first.step()
+    before = [p.grad.clone() for p in other.parameters()]
+    actor_critic(*models, *next(batches)).backward()
+    second.step()  # of the new sums, which wait, and not of the release before
+    assert not any(map(torch.equal, before, [p.grad for p in other.parameters()]))
+    with pytest.raises(TrainingError, match="without a backward pass"):
+        second.step()
+    first.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+    with pytest.raises((ArgumentError, TrainingError)):
+        first.step()
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_no_optimizer_of_another_run_is_taken(order):
+    one, other, tensors = two(actor_critic)
+    bound(one, *tensors, optimizer=(used := SGD(one.parameters(), 0.5)))
+    with pytest.raises(ArgumentError, match="another private run"):
+        bound([one, other], *tensors, optimizer=[used, SGD(other.parameters(), 0.5)][::order])
+    bfgs = torch.optim.LBFGS(one.parameters())
+    with pytest.raises(ArgumentError, match="LBFGS"):
+        bound([one, other], *tensors, optimizer=[bfgs, SGD(other.parameters(), 0.5)][::order])
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_each_of_several_optimizers_belongs_to_its_run(order):
+    one, other, tensors = two(actor_critic)
+    optimizers = [SGD(one.parameters(), 0.5), SGD(other.parameters(), 0.5)][::order]
+    bound([one, other], *tensors, optimizer=optimizers)
+    for network, optimizer in ((one, optimizers[::order][0]), (other, optimizers[::order][1])):
+        with pytest.raises(ArgumentError, match="another private run"):
+            bound(network, *tensors, optimizer=optimizer)
+
+
+class Uncopied(nn.Linear):
+    def __deepcopy__(self, memo):
+        raise RuntimeError("one of its kind")
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_what_is_shown_of_a_model_is_shown_of_all_networks(order):
+    """Of one that cannot be tried it is not known that it keeps nothing, whichever of them comes first."""
+    networks = [nn.Linear(4, 1), Uncopied(4, 1)][::order]
+    plan = ao.plan(dataset_size=N, batch_size=B, epochs=1, epsilon=8, delta=1e-2)
+    engine = ao.PrivacyEngine(plan)
+    optimizer = SGD([p for one in networks for p in one.parameters()], 0.5)
+    models, _, loader = engine.make_private(networks, optimizer, DataLoader(TensorDataset(torch.randn(N, 4)), B))
+    for (x,) in loader:
+        sum(model(x).mean() for model in models).backward()
+        optimizer.step()
+    assert engine.training.isolation.model == "promised"
+
+
+def test_a_network_that_is_given_twice_is_refused():
+    one, _, tensors = two(actor_critic)
+    with pytest.raises(ArgumentError, match="several different ones"):
+        bound([one, one], *tensors, optimizer=SGD(one.parameters(), 0.5))
+
+
+class Flipped(torch.autograd.Function):
+    """Rows stay where they are, and their gradients do not."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.flip(0)
+
+
 def test_what_is_between_networks_must_keep_rows_apart():
     one, other, tensors = two(autoencoder)
     models, _, loader = bound([one, other], *tensors, optimizer=SGD([*one.parameters(), *other.parameters()], 0.5))
@@ -139,9 +215,54 @@ def test_what_is_between_networks_must_keep_rows_apart():
             lambda z: z * gain,
             lambda z: torch.fft.fft2(z).real,
             lambda z: z.T @ z,
+            Flipped.apply,
         ):
             with pytest.raises(ModelError):
                 F.mse_loss(decoder(bad(encoder(x))), x).backward()
+        break
+
+
+def test_what_is_between_networks_is_not_run_again_row_by_row():
+    """Nor may it be reached past what is followed: a hook on its node may give one example's gradient to another."""
+    one, other, tensors = two(thrice)
+    optimizer = SGD([*one.parameters(), *other.parameters()], 0.5)
+    (encoder, decoder), _, loader = bound([one, other], *tensors, optimizer=optimizer)
+    for x, *_ in loader:
+        code = encoder(x)
+        with pytest.raises(ModelError, match="what another made of that"):
+            torch.linalg.vecdot(torch.fft.rfft(code).abs(), torch.fft.rfft(decoder(code)).abs()).mean().backward()
+        twice = 2 * encoder(x)
+        twice.grad_fn.register_hook(lambda gradients, _: tuple(g if g is None else g.flip(0) for g in gradients))
+        with pytest.raises(ModelError, match="by a way that is not followed"):
+            F.mse_loss(decoder(twice), x).backward()
+        break
+
+
+def test_what_a_network_made_of_an_earlier_batch_is_not_given_to_another():
+    one, other, tensors = two(autoencoder)
+    optimizer = SGD([*one.parameters(), *other.parameters()], 0.5)
+    (encoder, decoder), _, loader = bound([one, other], *tensors, optimizer=optimizer)
+    kept = []
+    for x, *_ in loader:
+        if kept:
+            with pytest.raises(ModelError, match="must not require gradients"):
+                decoder(kept[0])
+            break
+        kept.append(encoder(x))
+        F.mse_loss(decoder(kept[0]), x).backward()
+        optimizer.step()
+
+
+def test_networks_in_a_row_do_not_go_with_public_lengths():
+    plan = ao.plan(dataset_size=N, batch_size=B, epochs=1, epsilon=8, delta=1e-2)
+    texts = [torch.randint(1, 7, (2 + i % 5,)) for i in range(N)]
+    networks = [nn.Embedding(7, 6), nn.Linear(6, 2)]
+    optimizer = SGD([p for one in networks for p in one.parameters()], 0.5)
+    rows = DataLoader(texts, batch_size=B, collate_fn=lambda rows: (torch.stack(rows),))
+    (encoder, decoder), _, loader = ao.PrivacyEngine(plan).make_private(networks, optimizer, rows, pad_to=(4, 8))
+    for (ids,) in loader:
+        with pytest.raises(TrainingError, match="pad_to"):
+            decoder(encoder(ids))
         break
 
 
@@ -230,6 +351,27 @@ def test_a_generator_step_that_touches_the_data_is_refused():
             if not used:
                 of_discriminator(private, x, maker(torch.randn(len(x), 3)).detach()).backward()
                 optimizer.step()
+        break
+
+
+class Conditional(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = net(5, 1)
+
+    def forward(self, x, label):
+        return self.net(torch.cat([x, label], 1))
+
+
+def test_a_generator_is_not_trained_on_the_labels_of_a_batch():
+    """What it made is of no batch, and another argument is."""
+    private, _, loader = bound(Conditional(), torch.randn(N, 4), torch.randn(N, 1))
+    maker = net(3, 4)
+    for x, label in loader:
+        made = maker(torch.randn(len(x), 3))
+        for given, named in (((made, label), {}), ((made,), {"label": label})):
+            with pytest.raises(ModelError, match="must not require gradients"):
+                private(*given, **named)
         break
 
 

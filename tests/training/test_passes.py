@@ -1,11 +1,13 @@
 """Scripts that call the model several times in a step: one clipped gradient a unit is released, or they are refused."""
 
+import collections
 import copy
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, TensorDataset
 
 import anyorder as ao
@@ -155,6 +157,97 @@ def test_rows_in_another_order_are_refused(name):
             OTHERS[name](private, x).backward()
         break
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_two_batches_of_a_step_are_no_passes_over_one():
+    """One backward pass over both: each unit of either batch is clipped by itself."""
+    torch.manual_seed(7)
+    found, x = [], torch.randn(N, 4)
+    for at_once in (False, True):
+        torch.manual_seed(8)
+        model = net()
+        plan = plan_at_sigma(
+            1e-9, dataset_size=N, batch_size=N, epochs=1, delta=1e-5, clip_norm=0.5, mechanism="independent"
+        )
+        loader = DataLoader(TensorDataset(x), batch_size=B)
+        engine = ao.PrivacyEngine(plan, key=bytes(32))
+        private, optimizer, loader = engine.make_private(
+            model, torch.optim.SGD(model.parameters(), 0.5), loader, accumulate=2
+        )
+        losses = []
+        for (batch,) in loader:
+            losses.append(private(batch).square().mean())
+            if not at_once:
+                losses.pop().backward()
+        if at_once:
+            sum(losses).backward()
+        optimizer.step()
+        found.append(model)
+    assert_same(*found)
+
+
+class Held(nn.Module):
+    """Takes its rows out of whatever holds them."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = net(B)
+
+    def forward(self, held):
+        return self.net(pytree.tree_leaves(held)[0])
+
+
+Rows = collections.namedtuple("Rows", "x")
+HOLDERS = {
+    "ordered dict": lambda x: collections.OrderedDict(x=x),
+    "default dict": lambda x: collections.defaultdict(list, x=x),
+    "deque": lambda x: collections.deque([x]),
+    "named tuple": Rows,
+    "nested": lambda x: [{"a": Rows(collections.OrderedDict(x=x))}],
+}
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_what_a_container_holds_is_looked_at(holder):
+    hold = HOLDERS[holder]
+    private, _, loader = bound(Held(), torch.randn(N, B))
+    for (x,) in loader:
+        with pytest.raises(ModelError, match="takes rows of the batch together"):
+            private(hold(x - x.sum(0)))
+        private(hold(x))
+        with pytest.raises(ModelError, match="two orders"):
+            private(hold(x.roll(1, 0)))
+
+
+UNTOLD = {
+    "a number": lambda x: torch.ones(B, B) * x.sum().item(),
+    "a named tuple of tensors": lambda x: torch.cat(Rows(x - x.sum(0)), 1),
+    "a structure of torch": lambda x: torch.stack((x - x.sum(0)).t().contiguous().aminmax(dim=0), 1).repeat(1, B // 2),
+    "no rule": lambda x: torch.fft.fft(x, dim=0).real,
+    "a transposed reshape": lambda x: x.t().reshape(B, B),
+}
+
+
+@pytest.mark.parametrize("name", UNTOLD)
+def test_what_was_made_of_the_batch_is_not_taken_for_rows(name):
+    private, _, loader = bound(net(B), torch.randn(N, B))
+    for (x,) in loader:
+        private(x)
+        with pytest.raises(
+            ModelError, match=r"taken out of the batch|rows of the batch together|not known|does not go over"
+        ):
+            private(UNTOLD[name](x))
+
+
+def test_an_index_may_be_of_any_tuple():
+    private, _, loader = bound(net(B), torch.randn(N, B))
+    weights = torch.arange(float(B))
+    for (x,) in loader:
+        for rows in (Rows(x[:, 0].argsort()), slice(x[:, 0].argmax(), None)):
+            with pytest.raises(ModelError, match="couples"):
+                (private(x)[rows][:, 0] * weights[: len(x[rows])]).mean().backward()
+            private.zero_grad()
+        break
 
 
 def test_two_backward_calls_are_refused():

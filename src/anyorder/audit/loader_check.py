@@ -831,14 +831,12 @@ class Watch:
             missing = missing or _KNOWN_DRAWS
         finding = judge(found, claimed, least, delta, q=q, accountant=by, loudest=most)
         finding = replace(finding, outcome=CLAIM, observed=group.private.describe())
-        if not missing and self.private.doubt and finding.holds:
+        if not missing and self.private.doubt:  # then no noise is enough, also where the order alone refutes the claim
+            outcome, because = UNSURE, self.private.doubt
+            if not finding.holds:
+                outcome, because = CLAIM, f"{because}; {finding.because}"
             return replace(
-                finding,
-                outcome=UNSURE,
-                true=math.inf,
-                because=self.private.doubt,
-                noise_needed=math.inf,
-                advice=(_UNSURE,),
+                finding, outcome=outcome, true=math.inf, because=because, noise_needed=math.inf, advice=(_UNSURE,)
             )
         if not missing:
             return finding

@@ -142,6 +142,11 @@ class LossWatch:
         if any(earlier[0] == axis[0] and earlier != axis for earlier in tape.passes):
             raise _other_rows("the model was called twice on the batch, with its rows in two orders")
         tape.passes.append(axis)
+        if tape.given_without_rule and len(tape.passes) > 1:
+            raise _other_rows(
+                "the model was called twice on the batch, and given what an operation made of it of which it is not "
+                "known that it keeps the order of rows"
+            )
         if type(outputs) is Tensor:
             return tape.output(outputs, axis)
 
@@ -218,23 +223,29 @@ class LossWatch:
 
     def _tape_of(self, given: Any, size: int) -> "tuple[_Tape, tuple[Any, ...]]":
         """Where the batch is written down that the model was called with, and which rows of it these are."""
-        found = None
+        found, without_rule = None, False
         for leaf in _flat(given):
-            tape, number = _place(leaf) if type(leaf) is _Watched else (None, -1)
-            if tape is not None and tape.closed:
+            if type(leaf) is not _Watched:
+                if isinstance(leaf, Tensor) and (self.escaped or self.was_written(leaf)):
+                    raise ModelError(f"the model was given a tensor that {_WRITTEN.why}: give it the loader's own")
+                continue
+            tape, number = _place(leaf)
+            if tape is None:
+                raise ModelError(f"the model was given a tensor that {_TAKEN_OUT.why}")
+            if tape.closed:
                 raise ModelError(
                     "the model was given a tensor of an earlier batch, a hidden state perhaps: examples of that batch "
                     "would reach the gradients of this one. Begin each batch again, or put a whole sequence into a row"
                 )
-            state = None if tape is None else tape.states[number]
+            state = tape.states[number]
             if isinstance(state, Coupled) and state is not _OF_BATCH:
                 raise ModelError(
                     f"the model was given a tensor that {state.why}: give it rows of single examples, as the loader did"
                 )
-            if tape is None or state is None or state is _OF_BATCH:
+            if state is None or state is _OF_BATCH:
                 continue
             if isinstance(state, NoRule):  # of the rows, as far as anybody knows
-                tape.assumed = True
+                tape.assumed = without_rule = True
                 continue
             with private.WithoutSubclasses():
                 in_rows = isinstance(state, ByRow) and state[1:] == (0, 1) and leaf.shape[0] == size
@@ -248,6 +259,7 @@ class LossWatch:
                 raise _other_rows("the model was given the batch's rows in two orders at once")
             found = tape, state.axis
         if found is not None:
+            found[0].given_without_rule |= without_rule
             return found
         newest = self._newest()
         if newest is None or newest.closed or newest.sizes != [size]:
@@ -255,6 +267,7 @@ class LossWatch:
             if sys.modules.get(private.COMPILER) not in _LEFT:
                 _leave_to_python()
             self._newest = weakref.ref(newest)
+        newest.given_without_rule |= without_rule
         return newest, (0,)
 
 
@@ -320,17 +333,27 @@ def _holds_tensors(tree: Any) -> bool:
 
 
 def _flat(tree: Any) -> list[Any]:
-    """The leaves of tuples, lists and dicts."""
+    """All tensors that `_changed` would change, and other leaves: what the model is given is looked at whole."""
     found, waiting = [], [tree]
     while waiting:
         one = waiting.pop()
         kind = type(one)
-        if kind is tuple or kind is list:
+        if kind is Tensor or kind is _Watched or kind in _SETTINGS:
+            found.append(one)
+        elif kind is tuple or kind is list:
             waiting += one[::-1]
         elif kind is dict:
             waiting += [*one.values()][::-1]
+        elif isinstance(one, UserDict):
+            waiting.append(one.data)
+        elif kind in pytree.SUPPORTED_NODES or not _holds_tensors(one):
+            leaves = private.flattened(one)[0]
+            if len(leaves) == 1 and leaves[0] is one:
+                found.append(one)
+            else:
+                waiting += leaves[::-1]
         else:
-            found.append(one)
+            waiting += [*getattr(one, "__dict__", {}).values(), *(one.values() if isinstance(one, dict) else ())]
     return found
 
 
@@ -396,6 +419,7 @@ class _Tape:
         self.closed = self.allowed = self.exposed = self.followed_data = False
         self.taken_out = self.of_numbers = False  # whether numbers were among the arguments of this call, of any
         self.of_written = self.assumed = False  # whether what was written into was, or what is taken for rows
+        self.given_without_rule = False  # whether a model was given what no rule knows
         self.states: list[State] = []
         self.roots: list[_Source] = []
         self.calls: list[_Call] = []
@@ -485,6 +509,7 @@ class _Tape:
         self.exposed = self.exposed or other.exposed
         self.of_numbers = self.of_numbers or other.of_numbers
         self.of_written, self.assumed = self.of_written or other.of_written, self.assumed or other.assumed
+        self.given_without_rule |= other.given_without_rule
         self.followed_data = self.followed_data and other.followed_data
         other.into = self, offset
         other._drop()
@@ -639,7 +664,7 @@ class _Tape:
             given.append((value, state))
             self.operands.append(value if kind is nn.Parameter or not value.requires_grad else value.detach())
             return _Operand(len(self.operands) - 1)
-        if kind in (tuple, list):
+        if kind in (tuple, list) or (kind not in _CONSTANTS and isinstance(value, (tuple, list))):
             key += (kind, len(value))
             made: Any = []
             for one in value:
@@ -652,8 +677,8 @@ class _Tape:
                     made.append(one)
                 else:
                     made.append(self._encode(one, key, given))
-            return tuple(made) if kind is tuple else made
-        if kind is dict:
+            return tuple(made) if isinstance(value, tuple) else made
+        if isinstance(value, dict):
             key.append(tuple(value))
             made = {}
             for name, one in value.items():
@@ -663,7 +688,8 @@ class _Tape:
             self.taken_out = True
             return value.plain()
         if kind is slice:
-            self.taken_out = self.taken_out or _Int in (type(value.start), type(value.stop), type(value.step))
+            ends = {type(value.start), type(value.stop), type(value.step)}
+            self.taken_out = self.taken_out or not ends.isdisjoint({_Int, _Watched})
             key += (kind, value.start, value.stop, value.step)
         elif kind is float or kind is complex:
             key.append(kind)  # no rule looks at it, and it may follow a schedule
@@ -912,7 +938,7 @@ def of_released(output: Tensor) -> Tensor:
 def _other_rows(what: str) -> ModelError:
     return ModelError(
         f"{what} (negatives that are other examples of the batch, perhaps): a unit's gradient would be of another "
-        "unit's data too. Pair what belongs to one example, and let the data set give each example its own negatives"
+        "unit's data too. Pair what belongs to one example: its own views, or what is public"
     )
 
 
@@ -1319,8 +1345,14 @@ def _tape_of(args: Any, kwargs: Any) -> _Tape | None:
         kind = type(value)
         if kind is _Watched:
             tape = _place(value)[0]
-        elif kind is tuple or kind is list:
+        elif kind in _CONSTANTS:
+            continue
+        elif isinstance(value, (tuple, list)):
             tape = _tape_of(value, _NO_NAMES)
+        elif isinstance(value, dict):
+            tape = _tape_of((), value)
+        elif kind is slice:
+            tape = _tape_of((value.start, value.stop, value.step), _NO_NAMES)
         else:
             continue
         if tape is None or tape is found:

@@ -244,7 +244,8 @@ def _check_rows(tensors: list[Tensor], rows: int) -> None:
         # Without numbers: under secret sampling, how many examples a batch has is secret.
         raise ArgumentError(
             "the model must be called on the whole batch, one row for each of its examples, in dimension 0: leave no "
-            "example out, and transpose to (time, batch, ..) inside of forward, or take batch_first=True"
+            "example out; call it for each view alone, not on torch.cat([a, b]); transpose to (time, batch, ..) in "
+            "forward, or take batch_first=True"
         )
 
 

@@ -148,7 +148,7 @@ app = typer.Typer(
     "$ anyorder epsilon --dataset-size 60000 --batch-size 3000 --noise-multiplier 1\n\n"
     "$ anyorder verify run.privacy.json\n\n"
     "$ anyorder report runs/digits-20250101-120000\n\n"
-    "Exit codes: 0 ok, 1 a verification or a run failed, 2 bad usage, 3 and 4 see check, 130 stopped before it began.",
+    "Exit codes: 0 ok, 1 a verification or a run failed, 2 bad usage, 3 to 5 see check, 130 stopped before it began.",
 )  # fmt: skip
 
 

@@ -31,7 +31,8 @@ def publish(
     Exit code 0; 1 where the certificate does not hold or a secret was found, 2
     where there is nothing to publish: then nothing was copied.
     """
-    place = run.with_name(f"{run.resolve().name}-public") if to is None else to
+    named = run.resolve() if run.name in ("", "..") else run
+    place = named.with_name(f"{named.name}-public") if to is None else to
     shown, left = copy(run, place)
     if as_json:
         print_json({"output": str(place), "copied": shown, "left": left})
