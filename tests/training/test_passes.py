@@ -250,6 +250,71 @@ def test_an_index_may_be_of_any_tuple():
         break
 
 
+def users(model, x, units, **options):
+    """(model, optimizer, loader) of a run whose units have several rows."""
+    plan = plan_at_sigma(
+        1e-9, dataset_size=10, batch_size=3, epochs=2, delta=1e-5, clip_norm=0.5, mechanism="independent", unit="user"
+    )
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    loader = DataLoader(TensorDataset(x, torch.tensor(units)), batch_size=3)
+    return ao.PrivacyEngine(plan, key=bytes(32)).make_private(model, optimizer, loader, unit=1, **options)
+
+
+def norm(model, rows):
+    return float(torch.cat([p.grad.flatten() for p in model.parameters()]).norm() * rows)
+
+
+FEEDS = {
+    "flipped": lambda x: x.flip(0) + 1,
+    "rolled": lambda x: 2 * x.roll(1, 0),
+    "one twice": lambda x: x[[0, 0, 1]] + 1,
+    "not known": lambda x: torch.cat([x[1:] + 1, x[:1] + 1]),
+}
+
+
+@pytest.mark.parametrize("name", FEEDS)
+def test_the_rows_of_users_are_in_their_order(name):
+    model = net()
+    private, optimizer, loader = users(model, torch.randn(12, 4), [0, 0, 1, *range(2, 11)])
+    x, _ = next(iter(loader))
+    with pytest.raises(ModelError, match="another order"):
+        private(FEEDS[name](x))
+    (private(x) - 100).square().mean().backward()
+    optimizer.step()
+    assert norm(model, 3) <= 2 * 0.5 + 1e-4
+
+
+LATER = {
+    "a pass": lambda model, x, first: model(x + 1) - first.detach(),
+    "a loss of both": lambda model, x, first: model(x + 1) - first,
+    "a chain": lambda model, x, first: model(first.repeat(1, 2)[:, :4]),
+}
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("name", LATER)
+def test_a_pass_over_a_batch_is_clipped_by_its_own_units(name, accumulate):
+    """A batch of one user, of which more is made when the next one, of three, was fetched, and called perhaps."""
+    torch.manual_seed(5)
+    model = net()
+    options = {} if accumulate == 1 else {"accumulate": 2}
+    private, optimizer, loader = users(model, torch.randn(12, 4), [0, 0, 0, *range(1, 10)], **options)
+    batches = iter(loader)
+    x, _ = next(batches)
+    first = private(x)
+    other, _ = next(batches)
+    if accumulate == 2:
+        private(other)
+    with pytest.raises(TrainingError, match="another batch"):
+        LATER[name](private, x, first)
+    loader.use(x)
+    (LATER[name](private, x, first) - 100).square().mean().backward()
+    if accumulate == 2:
+        (private(other) * 0.0).mean().backward()
+    optimizer.step()
+    assert norm(model, 3) <= 0.5 * (1 + 1e-4)
+
+
 def test_two_backward_calls_are_refused():
     private, optimizer, loader = bound(net(), torch.randn(N, 4))
     for (x,) in loader:

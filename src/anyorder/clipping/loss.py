@@ -52,7 +52,7 @@ from anyorder.clipping import torch_private as private
 from anyorder.clipping.coupling import check_argument, check_nothing_kept
 from anyorder.clipping.rows import TOTAL, ByRow, Coupled, Interpreter, NoRule, OfRow, Picked, State, Total, keeps_memory
 from anyorder.clipping.torch_private import pytree
-from anyorder.errors import AnyorderError, ArgumentError, ModelError
+from anyorder.errors import AnyorderError, ArgumentError, ModelError, TrainingError
 
 _CURE = (
     "take the loss of each example (reduction='none') and the mean over all examples, or give the criterion one "
@@ -111,9 +111,9 @@ class LossWatch:
         self.escaped = False  # whether such numbers are in memory of which no watched tensor tells: `x.data.add_(loss)`
         self._newest: Callable[[], _Tape | None] = _nothing
 
-    def batch(self, batch: Any, rows: int) -> Any:
-        """A batch as the loop gets it: its tensors write down what is done with them."""
-        tape, kind = _Tape(self, rows), type(batch)
+    def batch(self, batch: Any, rows: int, handed: Any = None) -> Any:
+        """A batch as the loop gets it: its tensors write down what is done with them, and that they are of `handed`."""
+        tape, kind = _Tape(self, rows, handed), type(batch)
         if sys.modules.get(private.COMPILER) not in _LEFT:
             _leave_to_python()
         self._newest = weakref.ref(tape)
@@ -124,6 +124,29 @@ class LossWatch:
         tape.followed_data = _all_followed(batch)
         self.has_unfollowed = self.has_unfollowed or not tape.followed_data
         return _changed(batch, tape.of_batch)
+
+    def batch_of(self, given: Any) -> tuple[Any, bool]:
+        """(the batch, as it was handed out, whose rows the model is given; whether they stand in the batch's order).
+
+        None where no watched tensor tells; an order that is not known is none.
+
+        Raises: TrainingError: they are of two batches.
+        """
+        found, straight = None, True
+        for leaf in _flat(given):
+            tape, number = _place(leaf) if type(leaf) is _Watched else (None, -1)
+            state = None if tape is None or tape.closed else tape.states[number]
+            if tape is None or not isinstance(state, (ByRow, NoRule)):
+                continue
+            by_row = isinstance(state, ByRow)
+            straight = straight and by_row and len(state.axis) == 1
+            for own in tape.batches[state.axis[0] :][:1] if by_row else tape.batches:
+                if own is None:  # made for what is of no batch of the loader
+                    continue
+                if found is not None and own is not found:
+                    raise TrainingError("the model was given tensors of two batches at once; call it on one at a time")
+                found = own
+        return found, straight
 
     def outputs(self, outputs: Any, given: Any = ()) -> Any:
         """The outputs of the model, called with `given`. One row is watched for what earlier batches may add to it.
@@ -414,8 +437,8 @@ class _Tape:
     numbers stand for these. The graph's hook knows the tape weakly. So no cycle goes through a tensor.
     """
 
-    def __init__(self, watch: LossWatch, size: int) -> None:
-        self.watch, self.sizes = watch, [size]
+    def __init__(self, watch: LossWatch, size: int, handed: Any = None) -> None:
+        self.watch, self.sizes, self.batches = watch, [size], [handed]
         self.closed = self.allowed = self.exposed = self.followed_data = False
         self.taken_out = self.of_numbers = False  # whether numbers were among the arguments of this call, of any
         self.of_written = self.assumed = False  # whether what was written into was, or what is taken for rows
@@ -491,6 +514,7 @@ class _Tape:
                 state = state._replace(axis=(state.axis[0] + batches, *state.axis[1:]))
             self.states.append(state)
         self.sizes += other.sizes
+        self.batches += other.batches
         self.roots += [_Source(r.number + offset, r.tensor, r.version, r.port) for r in other.roots]
         self.calls += [
             _Call(

@@ -126,12 +126,15 @@ class BatchIdentity:
         """The one batch that waits, or the last that was called; see `find`."""
         return self._only_one()
 
-    def find(self, tensors: Iterable[Tensor]) -> Batch:
+    def find(self, tensors: Iterable[Tensor], known: Batch | None = None) -> Batch:
         """The batch that these tensors belong to, which is then called.
 
+        Args:
+            known: the batch that they were computed of, where that was followed.
+
         Raises:
-            TrainingError: no batch waits, several do, the tensors are of several batches, the batch was used already,
-                or its rows are not in their order.
+            TrainingError: no batch waits, several do, the tensors are of several batches, or of another than the one
+                that waits, the batch was used already, or its rows are not in their order.
             ArgumentError: they have another number of rows.
         """
         given = list(tensors)
@@ -139,6 +142,12 @@ class BatchIdentity:
         batch = self._recognised(owners)
         if batch is None:
             batch = self._only_one()
+        if known is not None and known is not batch:
+            raise TrainingError(
+                "the model was given what was computed of another batch than the one that is next: its rows would be "
+                "clipped as those of other units. Make all passes over a batch before the next batch is fetched, or "
+                "call loader.use(batch), with the batch as the loader gave it, right before model(..)"
+            )
         _check_rows(given, batch.rows)
         in_order = True
         for known in owners:

@@ -64,7 +64,8 @@ _ONE_SHAPE = (
 )
 
 
-def _as_it_is(batch: Any, rows: int = 0) -> Any:
+def _as_it_is(batch: Any, rows: int = 0, handed: Batch | None = None) -> Any:
+    del rows, handed
     return batch
 
 
@@ -128,7 +129,7 @@ class PrivateLoader:
         self._origins: Origins | None = None
         self.identity = BatchIdentity()
         # What a batch of so many rows is handed out as, and what it was.
-        self.show: Callable[[Any, int], Any] = _as_it_is
+        self.show: Callable[[Any, int, Batch], Any] = _as_it_is
         self.shown: Callable[[Any], Any] = _as_it_is
         self._position = 0
         self._used = 0
@@ -287,7 +288,7 @@ class PrivateLoader:
                 position += 1
                 self._position = position
                 self.identity.add(batch, handed)
-                yield self.show(batch, len(units) + padding)
+                yield self.show(batch, len(units) + padding, handed)
             finished = True
         finally:
             if not finished:

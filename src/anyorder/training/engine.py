@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, assert_never, cast
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 import torch
@@ -42,7 +42,7 @@ from anyorder.clipping.norms import UnitMap, accumulator_dtype
 from anyorder.clipping.per_example import MayDraw, Passes
 from anyorder.clipping.torch_private import never_compiled
 from anyorder.clipping.validate import iterate_before_passes, refuse_unfit
-from anyorder.errors import ArgumentError, CheckpointError, LoaderError, PlanError, TrainingError
+from anyorder.errors import ArgumentError, CheckpointError, LoaderError, ModelError, PlanError, TrainingError
 from anyorder.formats import html_table
 from anyorder.formatting import rounded_up
 from anyorder.ledger import Ledger, Units, numbered
@@ -168,7 +168,7 @@ class Training:
         self._model, self._optimizers = model, optimizers_of(optimizer)
         self._owed: set[torch.optim.Optimizer] = set()  # the gradients of the last release, and have not stepped
         self._waiting = _NOTHING
-        self._passes: tuple[Batch, int, Passes] | None = None  # over the batch that the model was called on last
+        self._passes: WeakKeyDictionary[Batch, tuple[int, Passes]] = WeakKeyDictionary()  # and of which step they are
         self._group = Group() if dist.is_available() and dist.is_initialized() else None
         cut = self._on_each(lambda: self._check(options))
         self._bound = self._on_each(lambda: BoundParameters(model, *self._optimizers))
@@ -255,7 +255,9 @@ class Training:
         chained = any(map(_IS_TRAINED, tensors))
         if chained:
             self._watch.check_chain(given)
-        batch, units = self._batch_of(tensors) if self._group is None else self._batch_of_ranks(tensors, step)
+        batch, units = (
+            self._batch_of(tensors, given) if self._group is None else self._batch_of_ranks(tensors, given, step)
+        )
         if waiting.batches:
             ledger.check(step, [*waiting.units, *units] if len(waiting.units) else units)
         else:
@@ -309,9 +311,9 @@ class Training:
 
     def _passes_of(self, batch: Batch, step: int) -> Passes:
         """The passes over this batch in this step, which are clipped together."""
-        if self._passes is None or self._passes[0] is not batch or self._passes[1] != step:
-            self._passes = batch, step, Passes()
-        passes = self._passes[2]
+        begun = self._passes.get(batch)
+        passes = Passes() if begun is None or begun[0] != step else begun[1]
+        self._passes[batch] = step, passes
         if passes.count and self._group is not None and self._group.size > 1:
             raise TrainingError(
                 "the model was called a second time on a batch, and several processes train it: several passes of a "
@@ -326,20 +328,27 @@ class Training:
                 return forward(receive=receive)
             return forward_together(self._group, step, lambda receive: forward(receive=receive), receive)
 
-    def _batch_of(self, tensors: Sequence[Tensor]) -> tuple[Batch, Units | list[Any]]:
+    def _batch_of(self, tensors: Sequence[Tensor], given: Any) -> tuple[Batch, Units | list[Any]]:
         """The batch that the model is called on, and its units."""
         self._bound.check()
-        batch = self.loader.identity.find(tensors)
+        known, straight = self._watch.batch_of(given)
+        if not straight and known is not None and numbered(known.units).max() + 1 < len(known.units):
+            raise ModelError(
+                "the model was given the batch's rows in another order than the loader's, or in one that is not known, "
+                "and some units have several rows: rows are matched to units by their place. Give the model the rows "
+                "as the loader gave them, and change their order in the data set"
+            )
+        batch = self.loader.identity.find(tensors, known)
         self._check_batch(batch)
         return batch, batch.units
 
-    def _batch_of_ranks(self, tensors: Sequence[Tensor], step: int) -> tuple[Batch, Units | list[Any]]:
+    def _batch_of_ranks(self, tensors: Sequence[Tensor], given: Any, step: int) -> tuple[Batch, Units | list[Any]]:
         """This rank's batch, and the units of all."""
         assert self._group is not None
         found: list[Batch] = []
 
         def find() -> Units | list[Any]:
-            batch, units = self._batch_of(tensors)
+            batch, units = self._batch_of(tensors, given)
             found.append(batch)
             return units
 
@@ -383,7 +392,7 @@ class Training:
             sums = {name: before.sums[name] + value if name in before.sums else value for name, value in sums.items()}
             units = [*before.units, *units] if len(before.units) else units
         self.loader.mark_used(batch)
-        self._passes = None
+        self._passes.pop(batch, None)
         self._next_draws = batch.position + 1
         self._waiting = _Waiting(units, sums, before.batches + 1)
 
