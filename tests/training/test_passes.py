@@ -277,7 +277,7 @@ def test_the_rows_of_users_are_in_their_order(name):
     model = net()
     private, optimizer, loader = users(model, torch.randn(12, 4), [0, 0, 1, *range(2, 11)])
     x, _ = next(iter(loader))
-    with pytest.raises(ModelError, match="another order"):
+    with pytest.raises(TrainingError, match="another order"):
         private(FEEDS[name](x))
     (private(x) - 100).square().mean().backward()
     optimizer.step()

@@ -140,7 +140,7 @@ def test_an_output_that_is_no_probability_adds_zero_and_raises_nothing(reduction
             optimizer.step()
             yield private.module.weight.grad.clone()
             private.zero_grad()
-        assert engine.training.loss_kept == "proved"
+        assert engine.training.loss_kept == "promised"  # for a row is written into
 
     for nan, infinite in zip(gradients(torch.nan), gradients(torch.inf), strict=True):
         assert torch.equal(nan, infinite)

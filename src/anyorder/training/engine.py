@@ -42,7 +42,7 @@ from anyorder.clipping.norms import UnitMap, accumulator_dtype
 from anyorder.clipping.per_example import MayDraw, Passes
 from anyorder.clipping.torch_private import never_compiled
 from anyorder.clipping.validate import iterate_before_passes, refuse_unfit
-from anyorder.errors import ArgumentError, CheckpointError, LoaderError, ModelError, PlanError, TrainingError
+from anyorder.errors import ArgumentError, CheckpointError, LoaderError, PlanError, TrainingError
 from anyorder.formats import html_table
 from anyorder.formatting import rounded_up
 from anyorder.ledger import Ledger, Units, numbered
@@ -333,7 +333,7 @@ class Training:
         self._bound.check()
         known, straight = self._watch.batch_of(given)
         if not straight and known is not None and numbered(known.units).max() + 1 < len(known.units):
-            raise ModelError(
+            raise TrainingError(
                 "the model was given the batch's rows in another order than the loader's, or in one that is not known, "
                 "and some units have several rows: rows are matched to units by their place. Give the model the rows "
                 "as the loader gave them, and change their order in the data set"
