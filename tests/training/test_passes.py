@@ -366,3 +366,37 @@ def test_texts_of_several_public_lengths():
             p.grad = t / B
         other.step()
     assert_same(model, expected)
+
+
+class WordsAndNumbers(nn.Module):
+    """Ids, whose rows run by their lengths, or one number for each example, whose rows run together."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.linear = Words(), nn.Linear(1, 7)
+
+    def forward(self, x):
+        if x.is_floating_point():
+            return self.linear(x[:, None])
+        return self.words(x).sum(1)
+
+
+@pytest.mark.filterwarnings("ignore:no output depends on")
+@pytest.mark.parametrize("lengths", [[7] * N, [3] * N, [3, 7] * (N // 2)])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_no_length_decides_whether_passes_can_be_joined(lengths, reverse):
+    data = [(torch.randint(1, 7, (n,)), torch.randn(())) for n in lengths]
+    plan = plan_at_sigma(
+        1e-9, dataset_size=N, batch_size=B, epochs=1, delta=1e-5, clip_norm=0.5, mechanism="independent"
+    )
+    model = WordsAndNumbers()
+    loader = DataLoader(
+        data, batch_size=B, collate_fn=lambda rows: [torch.stack(field) for field in zip(*rows, strict=True)]
+    )
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+    private, _, loader = ao.PrivacyEngine(plan, key=bytes(32)).make_private(model, optimizer, loader, pad_to=(4, 8))
+    first, second = next(iter(loader))[:: -1 if reverse else 1]
+    private(first)
+    with pytest.raises(TrainingError, match="rows of each length by themselves"):
+        private(second)
+    assert torch.isfinite(private(first + 0)).all()

@@ -169,6 +169,7 @@ class Passes:
         self.count, self.several, self.chained = 0, False, False
         self.sums: list[dict[str, Tensor]] = []
         self._way: Any = None
+        self._by_shape: bool | None = None
         self._root: Tensor | None = None
         self._hook: Any = None
         self._back: list[Any] = []
@@ -198,6 +199,19 @@ class Passes:
         self.several = self.count > 1
         if self.count == 2 and self._root is not None:
             self._hook = self._root.register_hook(self._all_back)  # type: ignore[no-untyped-call]
+
+    def by_shape(self, by_shape: bool) -> None:
+        """Whether this pass would run the rows of each public shape by themselves, whatever shapes the batch has.
+
+        All passes of a batch alike: else the lengths of its rows would decide whether they can be joined.
+        """
+        if self._by_shape not in (None, by_shape):
+            raise TrainingError(
+                "with pad_to=, one pass over this batch runs the rows of each length by themselves, and another does "
+                "not: it is given no padded tensor, or the model does not run at each length there. Give make_private "
+                "one module whose forward makes all passes"
+            )
+        self._by_shape = by_shape
 
     def back(self, finish: Callable[[list[Any]], None], of_pass: Any) -> None:
         """A pass has been back; `finish` makes the sum of all."""

@@ -526,15 +526,15 @@ class ByShape:
         leaves, structure = pytree.tree_flatten((args, kwargs))
         found = [shapes.cut_of(leaf) if isinstance(leaf, Tensor) else () for leaf in leaves]
         cuts = [cut for cut in found if cut is not None]
-        if len(cuts) < len(found) or not any(cuts):
-            return at_largest(args, kwargs)
 
         def run(number: int, rows: Tensor, of: list[Any] = leaves, **more: Any) -> list[Any]:
             own = [_cut(leaf, rows, cut, number, shapes.left) for leaf, cut in zip(of, cuts, strict=True)]
             given, named = pytree.tree_unflatten(own, structure)
             return list(pytree.tree_flatten(self._forward(given, named, **more, **options)))
 
-        whole = self._shapes_of_outputs(run, leaves, cuts, shapes.count)
+        matched = len(cuts) == len(found) and any(cuts)
+        whole = self._shapes_of_outputs(run, leaves, cuts, shapes.count) if matched else None
+        passes.by_shape(whole is not None)
         used = np.unique(shapes.numbers).tolist()
         if whole is None or used in ([], [shapes.count - 1]):
             return at_largest(args, kwargs)
