@@ -290,7 +290,11 @@ def test_verify_shows_a_receipts_steps_and_mu(run_folder, tmp_path):
     own.save(tmp_path / "mine.json")
     shown = invoke("verify", path, "--receipt", tmp_path / "mine.json")
     assert shown.exit_code == 0
-    for phrase in ("bound to the receipt's steps", "1: 1", f"{own.mu:.5g} (the plan's: {evidence.plan.mu:.5g})"):
+    for phrase in (
+        "bound to the receipt's steps",
+        "1: 1",
+        f"{rounded_up(own.mu, 5)} (the plan's: {rounded_up(evidence.plan.mu, 5)})",
+    ):
         assert phrase in shown.stdout
     described = json.loads(invoke("verify", path, "--receipt", tmp_path / "mine.json", "--json").stdout)
     assert described["receipt"] == {"unit": unit, "steps": [1], "mu": own.mu}

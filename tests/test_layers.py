@@ -11,7 +11,7 @@ import anyorder
 ROOMS = [
     "errors", "durable", "checks", "roots", "formatting", "_filters", "formats", "_library", "_ids", "patterns",
     "workload", "strategy", "noise", "accounting", "_draws", "participation", "optimize", "ledger",
-    "sampling", "plan", "release", "audit", "clipping", "sparse", "training", "federated", "online", "budget",
+    "sampling", "plan", "release", "clipping", "audit", "sparse", "training", "federated", "online", "budget",
     "app", "__main__",
 ]  # fmt: skip
 PURE = [*ROOMS[: ROOMS.index("plan") + 1], "audit", "budget"]  # an auditor and a planner

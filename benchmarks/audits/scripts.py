@@ -105,9 +105,9 @@ def page() -> Iterator[str]:
         name = f"{script.repository}, {script.path}" if script.is_private else f"{script.repository}, {script.path} *"
         lines.append(f"| {name} | {told} | {sigma_of(script):g} | {length} | {claimed} | {true} | {one.verdict} |")
     yield (
-        f"Of {len(SCRIPTS)} loaders the epsilon holds for {verdicts['holds']}. It is false for {verdicts['false']} and "
-        f"not proven for {verdicts['not proven']}. Of the {private.total()} whose scripts claim privacy, it holds for "
-        f"{private['holds']}."
+        f"Of {len(SCRIPTS)} loaders the epsilon is valid for {verdicts['holds']}. It is false for {verdicts['false']} "
+        f"and not proven for {verdicts['not proven']}. Of the {private.total()} whose scripts claim privacy, it is "
+        f"valid for {private['holds']}."
     )
     yield f"The largest true epsilon over a claimed one is {max(ratios):.3g}."
     yield ""

@@ -23,7 +23,7 @@ def test_there_are_thirty_and_the_page_has_them_all():
         assert row.startswith(
             f"| {script.repository}, {script.path}{'' if script.is_private else ' *'} | {script.pattern}"
         )
-    told = {"holds": "holds for {}.", "false": "false for {} ", "not proven": "not proven for {}."}
+    told = {"holds": "valid for {}.", "false": "false for {} ", "not proven": "not proven for {}."}
     for verdict, words in told.items():
         assert words.format(sum(row.endswith(f" {verdict} |") for row in ROWS)) in " ".join(SUMMARY.split())
 

@@ -279,7 +279,7 @@ def test_an_altered_mark_is_found(path, budget, left):
     """Else an end that was cut off would be forgotten."""
     path.write_bytes(path.read_bytes().rsplit(b"\n", 2)[0] + b"\n")
     mark(path).write_bytes(left)
-    with pytest.raises(BudgetError, match="was altered: whether its end was cut off is not known"):
+    with pytest.raises(BudgetError, match="was altered: whether its end was missing is not known"):
         ao.Budget(path)
     mark(path).unlink()
     assert ao.Budget(path).remaining().entries == 2

@@ -213,8 +213,8 @@ def test_a_federation_whose_parts_are_killed_goes_on(federation, tmp_path):
     federation.run(**options)
 
     federation.wait(lambda: rounds_on_disk(tmp_path) >= 1, "the first round on the disk")
-    federation.kill_server_app()  # at once: its run has few rounds
     federation.kill("bob")  # it comes back under another node's number, and the run goes on without it till then
+    federation.kill_server_app()
     seen = [ledger(config)]
     assert seen[0]
     federation.run(**options)

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import anyorder as ao
 from anyorder.errors import ArgumentError, LoaderError, ParticipationError, PlanError
+from anyorder.formatting import rounded_up
 from anyorder.participation import KnownOrder
 from anyorder.sampling import EpochShuffleSampler, UnitOrderSampler
 from anyorder.sampling.recognition import find_participation
@@ -138,7 +139,7 @@ def test_each_unit_has_its_own_mu_and_the_plan_the_largest():
     assert mus == pytest.approx(plan.mu * own / own.max(), rel=1e-12)
     replaced = replace(plan, neighbours="replace-one")
     assert replaced.unit_mus().max() == pytest.approx(replaced.mu, rel=1e-12)
-    assert f"mu from {mus.min():.4g} to {mus.max():.4g}" in str(plan)
+    assert f"mu from {rounded_up(mus.min())} to {rounded_up(mus.max())}" in str(plan)
     with pytest.raises(PlanError, match="KnownOrder"):
         ao.plan(dataset_size=9, batch_size=3, epochs=1, epsilon=1, delta=1e-5, mechanism="tree").unit_mus()
 

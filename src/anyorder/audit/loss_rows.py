@@ -178,7 +178,7 @@ class LossRows(Interpreter):  # type: ignore[no-untyped-call]
         return result
 
     def _follow(self, call: AtenCall, result: Any) -> None:
-        self.carry(call, result)
+        self.follow(call, result)
         results = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
         if not results:
             return

@@ -138,11 +138,11 @@ class LossWatch:
             state = None if tape is None or tape.closed else tape.states[number]
             if tape is None or not isinstance(state, (ByRow, NoRule)):
                 continue
-            by_row = isinstance(state, ByRow)
+            first, *moved = state.axis if isinstance(state, ByRow) else (0, None)
             with private.WithoutSubclasses():  # a part of the rows is refused for their number
-                whole = leaf.shape[:1] == (tape.sizes[state.axis[0] if by_row else 0],)
-            straight = straight and (not whole or (by_row and len(state.axis) == 1))
-            for own in tape.batches[state.axis[0] :][:1] if by_row else tape.batches:
+                whole = leaf.shape[:1] == (tape.sizes[first],)
+            straight = straight and not (whole and moved)
+            for own in [tape.batches[first]] if isinstance(state, ByRow) else tape.batches:
                 if own is None:  # made for what is of no batch of the loader
                     continue
                 if found is not None and own is not found:

@@ -728,10 +728,10 @@ class Interpreter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         call = AtenCall(func, args, kwargs, self.state)
         result = func(*args, **kwargs)
-        self.carry(call, result)
+        self.follow(call, result)
         return result
 
-    def carry(self, call: AtenCall, result: Any) -> None:
+    def follow(self, call: AtenCall, result: Any) -> None:
         """Put down what the results of a call are."""
         if call.name == "_local_scalar_dense":
             self.read.add(call.states[0])

@@ -150,8 +150,8 @@ class BatchIdentity:
             )
         _check_rows(given, batch.rows)
         in_order = True
-        for known in owners:
-            in_order &= known.get(batch, True)
+        for places in owners:
+            in_order &= places.get(batch, True)
         if not in_order or (self._looks and self._shuffled(given, batch)):
             raise TrainingError(
                 "the model was given rows of the batch in another order, or some rows in the place of others; its "

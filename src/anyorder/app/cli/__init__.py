@@ -50,7 +50,7 @@ COMMANDS = {
         ACCOUNT, "publishing:publish", "Copy the files of a run that may be shown into a folder of their own."
     ),
     "withdraw": (
-        ACCOUNT, "publishing:withdraw", "Withdraw a certificate: a note beside it, which verify finds."
+        ACCOUNT, "publishing:withdraw", "Withdraw a certificate: write a note next to it, which verify finds."
     ),
     "budget": (
         ACCOUNT, "budgets:budget",
