@@ -251,7 +251,7 @@ def own_generator():
 
 
 def drawn_from_a_known_seed():
-    Training(generator=torch.Generator().manual_seed(3)).run()
+    Training(generator=torch.Generator().manual_seed(8_675_309)).run()
 
 
 def pretrained():
