@@ -158,11 +158,6 @@ def _orthogonal(m: Tensor) -> Tensor:
 # -- arms --------------------------------------------------------------------------------------------------------------
 
 
-def adam_workload(n: int, beta: float = 0.9) -> ao.workload.Workload:
-    """Adam of second moments that stand still: a running mean of gradients, divided by 1 - beta^(t+1)."""
-    return ao.workload.Workload(n, momentum=beta, learning_rates=1 / (1 - beta ** np.arange(1, n + 1)))
-
-
 @dataclass(frozen=True)
 class Arm:
     """An optimizer from (model, rate, variances of the noise, floor), what the noise is fitted to, and a first rate."""
@@ -176,7 +171,7 @@ class Arm:
     scaled: bool = False
 
 
-def _adam(model: nn.Module, rate: float, *_: Any) -> torch.optim.Optimizer:
+def _adam(model: nn.Module, rate: float = 1.0, *_: Any) -> torch.optim.Optimizer:
     return torch.optim.Adam(model.parameters(), lr=rate)
 
 
@@ -188,6 +183,11 @@ def _corrected(model: nn.Module, rate: float, variances: np.ndarray, floor: floa
     return Corrected(model.parameters(), rate, variances, floor)
 
 
+def _as_adam(n: int) -> torch.optim.Optimizer:
+    """What `ao.plan(optimizer=)` reads Adam's averages off."""
+    return _adam(nn.Linear(1, 1))
+
+
 FLOORS = (0.1, 1.0)
 ARMS = (
     Arm("SGD with momentum, fitted", lambda n: ao.SGD(momentum=0.9), _momentum(0.9), 0.125),
@@ -196,10 +196,10 @@ ARMS = (
     Arm("Adam, independent", lambda n: ao.SGD(), _adam, 2.0**-6, "independent"),
     Arm("Adam, noise of SGD", lambda n: ao.SGD(), _adam, 2.0**-4),
     Arm("Adam, noise of momentum 0.9", lambda n: ao.SGD(momentum=0.9), _adam, 2.0**-3),
-    Arm("Adam, fitted", adam_workload, _adam, 2.0**-3),
+    Arm("Adam, fitted", _as_adam, _adam, 2.0**-3),
     Arm("Adam corrected, independent", lambda n: ao.SGD(), _corrected, 2.0**-8, "independent", FLOORS),
-    Arm("Adam corrected, fitted", adam_workload, _corrected, 2.0**-4, floors=FLOORS),
-    Arm("scale-then-privatize, fitted", adam_workload, ScaledAdam, 2.0**-5, floors=FLOORS, scaled=True),
+    Arm("Adam corrected, fitted", _as_adam, _corrected, 2.0**-4, floors=FLOORS),
+    Arm("scale-then-privatize, fitted", _as_adam, ScaledAdam, 2.0**-5, floors=FLOORS, scaled=True),
     Arm(
         "Muon, noise of momentum 0.9", lambda n: ao.SGD(momentum=0.9), lambda m, r, *_: Muon(m.parameters(), r), 2.0**-5
     ),
@@ -329,6 +329,17 @@ def rows(name: str, folder: str | None, epsilons: tuple[float, ...], arms: list[
             peer = means.get(ARMS[0].name)
             ratio = None if peer is None else peer / found
             yield Row(f"{name}, epsilon {epsilon:g}: {arm.name}; peer: {ARMS[0].name}", found, peer, ratio, "%")
+            if arm.make is _adam:
+                noise = noise_left(_plan(arm, len(data[0]), epsilon)[0])
+                yield Row(f"{name}, epsilon {epsilon:g}: noise in the weights, {arm.name}", noise, None, None, "norms")
+
+
+def noise_left(plan: Plan) -> float:
+    """In clip norms, root mean square over steps: in the weights of an Adam of rate 1 with constant second moments."""
+    n = plan.strategy.n
+    averages = ao.workload.from_optimizer(_as_adam(n), None, n)
+    largest = 1 / (1 - averages.momentum)  # of the rates, of which the workload has the shares
+    return largest * plan.noise_std / plan.clip_norm * math.sqrt(row_variances(plan.strategy, averages).mean())
 
 
 def quick() -> Iterator[Row]:

@@ -308,8 +308,8 @@ int64_t anyorder_clip(const anyorder::Layer *layers, int64_t count, int64_t batc
 
 // Which rows of a table are read: distinct (.., ascending) the rows, place (n,) of each read among them; of n reads, of
 // which each unit has `each` that follow each other. Reads of the row `none` (-1: no row) count for nothing: their place
-// is -1. Returns how many distinct rows there are; -1 where an id is not
-// below `size`, -2 where there is no memory, or `size` or n are above 2^32. `twice`: whether a unit reads a row twice.
+// is -1. `twice`: whether a unit reads a row twice. Returns how many distinct rows there are; -1 where an id is not below
+// `size`; -2 where there is no memory, or `size` or n are above 2^32.
 int64_t anyorder_rank(const int64_t *ids, int64_t n, int64_t each, int64_t size, int64_t none, int64_t *distinct,
                       int64_t *place, int32_t *twice) {
     constexpr int DIGIT = 11, VALUES = 1 << DIGIT;
@@ -347,8 +347,8 @@ int64_t anyorder_rank(const int64_t *ids, int64_t n, int64_t each, int64_t size,
     return count;
 }
 
-// sums (rows, width) = over units b and their reads k, in this order, weights[b] g[b, k] at row place[b, k]; a weight of 0 adds nothing,
-// whatever g is. Returns whether all are finite.
+// sums (rows, width) = over units b and their reads k, in this order, weights[b] g[b, k] at row place[b, k]; a weight of
+// 0 adds nothing, whatever g is. Returns whether all are finite.
 int32_t anyorder_add_rows(const float *g, const int64_t *place, const float *weights, int64_t n, int64_t each,
                           int64_t width, float *sums, int64_t rows) {
     memset(sums, 0, rows * width * sizeof(float));

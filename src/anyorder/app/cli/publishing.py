@@ -32,7 +32,7 @@ def publish(
     where there is nothing to publish: then nothing was copied.
     """
     named = run.resolve() if run.name in ("", "..") else run
-    place = named.with_name(f"{named.name}-public") if to is None else to
+    place = named.with_name(f"{run.resolve().name}-public") if to is None else to
     shown, left = copy(run, place)
     if as_json:
         print_json({"output": str(place), "copied": shown, "left": left})
