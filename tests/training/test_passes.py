@@ -69,12 +69,20 @@ def consistency(model, x, shift, _):
     return F.mse_loss(model(x + shift), model(x).detach()) + model(x).square().mean()
 
 
+def masked(model, x, other, _):
+    """A view of which a mask of the same rows, and then public places, are set to a number."""
+    view = x.clone()
+    view[other > 0] = 0.5
+    view[:, torch.tensor([0, 2])] = 0.25
+    return F.mse_loss(model(view), model(x).detach()) + model(x).square().mean()
+
+
 def rowwise(model, x, other, _):
     """No rule knows how this joins the passes: it is run again row by row."""
     return torch.linalg.vecdot(torch.fft.rfft(model(x)).abs(), torch.fft.rfft(model(other)).abs()).mean()
 
 
-@pytest.mark.parametrize("loss", [triplet, siamese, consistency, rowwise])
+@pytest.mark.parametrize("loss", [triplet, siamese, consistency, masked, rowwise])
 def test_the_gradient_is_that_of_all_passes_clipped_once(loss):
     torch.manual_seed(1)
     tensors = [torch.randn(N, 4) for _ in range(3)]
@@ -87,6 +95,25 @@ def test_the_gradient_is_that_of_all_passes_clipped_once(loss):
             loss(private, *batch).backward()
             optimizer.step()
     assert_same(model, expected)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda view, x: view.__setitem__(x.roll(1, 0) > 0, 0.0),
+        lambda view, x: view.__setitem__(x > 0, torch.arange(float((x > 0).sum()))),  # by how many stand before
+        lambda view, x: view.__setitem__(x > 0, x.sum()),
+        lambda view, x: view.__setitem__((torch.arange(B), x[:, 0].argsort() % 4), 0.0),
+        lambda view, x: view.__setitem__((slice(None), x[0] > 0), 0.0),
+    ],
+)
+def test_a_view_that_is_written_by_other_rows_is_no_second_pass(write):
+    private, _, loader = bound(net(), torch.randn(N, 4))
+    (x,) = next(iter(loader))
+    view = x.clone()
+    with pytest.raises(ModelError):
+        write(view, x)
+        F.mse_loss(private(view), private(x)).backward()
 
 
 class Words(nn.Module):

@@ -194,7 +194,7 @@ def test_non_finite_loss_or_input_where_it_is_to_be_refused(bad):
         (nn.functional.cross_entropy(model(x), y) * bad).backward()
     with pytest.raises(TrainingError):
         optimizer.step()
-    x[1, 1] = bad
+    x[:, 1] = bad
     with pytest.raises(NonFiniteError):
         backward(model, (x, y))
     assert torch.equal(before, weights(model))

@@ -513,6 +513,19 @@ def _mask_selected(call: AtenCall, results: Sequence[Tensor]) -> State:
     return Picked(state.axis) if isinstance(state, ByRow) else state
 
 
+def _written_at(call: AtenCall, results: Sequence[Tensor]) -> State:
+    """x[..] = number: public numbers at public places, or one number where a mask of the same rows says so."""
+    state, numbers = call.state_of(call.values["self"]), call.values["values"]
+    given = [(i, t, call.state_of(t)) for i, t in enumerate(call.values["indices"]) if t is not None]
+    if not isinstance(state, ByRow) or call.state_of(numbers) is not None:
+        return NoRule("index_put")
+    if all(of_index is None for _, _, of_index in given):
+        return state
+    ((first, index, of_index),) = given if len(given) == 1 else ((-1, numbers, None),)
+    by_mask = first == 0 == state.dim and of_index == state and index.dtype is torch.bool
+    return state if by_mask and numbers.numel() == 1 else NoRule("index_put")
+
+
 def _padded(call: AtenCall, results: Sequence[Tensor]) -> State:
     """Padding of the last dimensions by a number, two settings for each."""
     return _behind(len(call.values["pad"]) // 2)(call, results)
@@ -665,7 +678,7 @@ _RULES: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("cat", "stack"), _concatenated),
     **dict.fromkeys(("gather", "scatter", "scatter_add"), _gathered),
     **dict.fromkeys(("embedding", "index_select"), _looked_up), "index": _indexed,
-    "masked_select": _mask_selected,
+    "masked_select": _mask_selected, "index_put": _written_at,
     **dict.fromkeys(_PRODUCTS, _product), "convolution": _convolved,
     **dict.fromkeys(
         ("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "cudnn_batch_norm",
