@@ -4,7 +4,6 @@ Each order makes its own draws (`units_of`, in its file); what they share is her
 """
 
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,11 +95,11 @@ def tossed(size: int, source: NoiseSource, cycle: int, probability: float | Floa
         probability: of all units; or (size,) of each, in one group.
     """
     source = source.derive(b"poisson")
-    threshold: Any
+    threshold: Words | np.uint64
     if isinstance(probability, np.ndarray):
         threshold = np.floor(probability * 2.0**32).astype(np.uint64)  # exact: of a product by a power of two
     else:
-        threshold = threshold_of(probability, 32)
+        threshold = np.uint64(threshold_of(probability, 32))
 
     def step(t: int) -> Integers:
         group = np.arange(t % cycle, size, cycle)
