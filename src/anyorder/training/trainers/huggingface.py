@@ -1,6 +1,6 @@
 """Hugging Face: `transformers.Trainer` with private gradients."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, fields
 from math import ceil
 from pathlib import Path
@@ -22,6 +22,7 @@ from anyorder.sampling.shapes import PadTo
 from anyorder.training.engine import PrivacyEngine, PrivateModule, check_unit, random_state, set_random_state
 from anyorder.training.metrics import Metrics
 from anyorder.training.optimizers import Public
+from anyorder.training.trainers.preferences import Pairs, fills, has_pairs, losses_of, trl_kind
 
 __all__ = ["PrivateTrainer", "PrivateTrainerMixin", "example_losses"]
 
@@ -133,6 +134,18 @@ class _KeptKeys:
         return batch
 
 
+class _LastFilter(_transformers.TrainerCallback):  # type: ignore[misc, name-defined]
+    """Leaves out of a log what a trainer between the private one and transformers' own put into it: TRL's metrics."""
+
+    def __init__(self, shown: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+        self._shown = shown
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **kwargs: Any) -> None:
+        for name in logs.keys() - self._shown(logs).keys():
+            del logs[name]
+            state.log_history[-1].pop(name)
+
+
 class PrivateTrainerMixin:
     """Makes a Trainer private: `class MyTrainer(PrivateTrainerMixin, Seq2SeqTrainer)`; see `PrivateTrainer`."""
 
@@ -179,6 +192,12 @@ class PrivateTrainerMixin:
         super().__init__(*args, **kwargs)
         self._check_arguments(self.args)  # type: ignore[attr-defined]
         self._check_choices()
+        trainer: Any = self
+        kind = trl_kind(self)
+        self._has_pairs = has_pairs(kind)
+        self._losses = None if self._has_own_loss() else losses_of(self, kind)
+        self._check_experts()
+        trainer.callback_handler.callbacks.insert(0, _LastFilter(self._shown))
         self.args.ignore_data_skip = True  # type: ignore[attr-defined]  # the private loader finds its place itself
 
     def _check_arguments(self, args: Any) -> None:
@@ -191,6 +210,17 @@ class PrivateTrainerMixin:
         if getattr(args, "packing", False) or getattr(args, "padding_free", False):
             raise ArgumentError("packing and padding_free join examples in a row, so that no gradient is of one alone")
         self._check_batch_size(args)
+
+    def _check_experts(self) -> None:
+        """Refuse the loss that balances experts, which counts the tokens of the whole batch."""
+        config: Any = getattr(self.model, "config", None)  # type: ignore[attr-defined]
+        text = config.get_text_config() if hasattr(config, "get_text_config") else config
+        if getattr(text, "output_router_logits", False) or getattr(self, "aux_loss_enabled", False):
+            raise ArgumentError(
+                "the auxiliary loss of a mixture of experts must be off: it balances experts over the tokens of the "
+                "whole batch, so that one example moves the gradients of others. Set output_router_logits=False in "
+                "the model's config, and router_aux_loss_coef=0.0 in arguments of TRL"
+            )
 
     def _check_choices(self) -> None:
         """Refuse what goes by measured numbers, unless they are said to be public."""
@@ -258,12 +288,14 @@ class PrivateTrainerMixin:
         longest = min(longest, getattr(config, "max_position_embeddings", None) or longest)
         if self._padding["pad_to"] is None and type(collator).__name__ in _PADS and longest < _NO_LONGEST:
             return {**self._padding, "pad_to": longest}
+        if self._padding["pad_to"] is not None and self._padding["pad_value"] is None and self._has_pairs:
+            return {**self._padding, "pad_value": fills(getattr(collator, "pad_token_id", 0))}
         return self._padding
 
     def _plain_loader(self, args: Any, dataset: Any) -> DataLoader[Any]:
         """The Trainer's own, with the keys of units in its batches."""
         trainer: Any = self
-        collate: Any = trainer.data_collator
+        collate: Any = Pairs(trainer.data_collator) if self._has_pairs else trainer.data_collator
         if self._unit is not None:
             collate = _KeptKeys(trainer._get_collator_with_removed_columns(collate, description="training"), self._unit)
         elif hasattr(dataset, "column_names"):
@@ -312,13 +344,18 @@ class PrivateTrainerMixin:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)  # type: ignore[misc]
         if self._has_own_loss():
             return super().compute_loss(self._private, inputs, return_outputs, None)  # type: ignore[misc]
+        if self._losses is not None:
+            return self._reduced(self._losses(self, self._private, inputs), None, None, return_outputs)
         if "labels" not in inputs:
             raise ModelError("the batch must have labels, so that each example's loss can be computed on its own")
         assert self._private is not None
         labels = inputs["labels"]
         given = {name: value for name, value in inputs.items() if name != "labels"}
         outputs = self._private(**given, **self._decoder_inputs(given, labels))
-        losses = self.example_losses(outputs, labels)
+        return self._reduced(self.example_losses(outputs, labels), outputs, labels, return_outputs)
+
+    def _reduced(self, losses: Tensor, outputs: Any, labels: Any, return_outputs: bool) -> Any:
+        """The loss of a batch, whose metrics are released where the plan says so."""
         if self._released is not None:
             self._bound().measure(**self.example_metrics(outputs, labels, losses))
         loss = losses.sum() if self._reduction == "sum" else losses.mean()
