@@ -95,7 +95,15 @@ def of_dpo(folder, losses=("sigmoid",), **options):
 
 
 def of_adapters(folder):
+    """Whose reference is a copy of the adapters."""
     return {"model": adapters(), "args": arguments(trl.DPOConfig, folder, beta=0.7), "train_dataset": PAIRS}
+
+
+def of_new_adapters(folder):
+    """Whose reference is the model without them."""
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    new = peft.LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["c_attn"], init_lora_weights=False)
+    return {**of_adapters(folder), "model": gpt2(), "peft_config": new}
 
 
 def of_scores(folder):
@@ -116,6 +124,7 @@ def of_opinions(folder):
 KINDS = {
     "DPO": (trl.DPOTrainer, of_dpo),
     "DPO of adapters": (trl.DPOTrainer, of_adapters),
+    "DPO of new adapters": (trl.DPOTrainer, of_new_adapters),
     "reward": (trl.RewardTrainer, of_scores),
     "ORPO": (ORPOTrainer, of_odds),
     "KTO": (trl.KTOTrainer, of_opinions),
@@ -222,13 +231,6 @@ def stand_in(config, **options):
 def test_losses_that_join_examples_are_refused(kind, config, options, message):
     with pytest.raises(ArgumentError, match=message):
         losses_of(stand_in(config, **options), kind)
-
-
-def test_an_adapter_that_was_trained_before_is_refused(tmp_path):
-    options = {**of_dpo(tmp_path), "model": adapters(), "ref_model": None}
-    options["model"].add_adapter("ref", options["model"].peft_config["default"])
-    with pytest.raises(ArgumentError, match="merge_and_unload"):
-        losses_of(types.SimpleNamespace(args=options["args"], model=options["model"]), "DPOTrainer")
 
 
 @pytest.mark.parametrize("of_trl", [False, True])

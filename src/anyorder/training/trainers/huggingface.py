@@ -274,11 +274,18 @@ class PrivateTrainerMixin:
             trainer.model, trainer.optimizer, loader, unit=self._unit, loss_reduction=self._reduction,
             accumulate=args.gradient_accumulation_steps, released=self._released, **self._options, **self._lengths(),
         )  # fmt: skip
+        if self._unit is not None:
+            self.engine.loader.show = self._without_keys(self.engine.loader.show)
         self._logged = self.engine.step
         self._random = random_state()  # of the checkpoint, where there is one; the Trainer draws before its first step
         self._private = self.engine.model
         self._private.training = True  # the Trainer sets modes on its own model; eval() ones come from from_pretrained
         return _WholeEpochs(self.engine.loader)
+
+    def _without_keys(self, show: Callable[..., Any]) -> Callable[..., Any]:
+        """Batches without the keys of units, which are read before: keys are no tensors, so that a loss that may have
+        read them is proved no longer."""
+        return lambda batch, *more: show({name: batch[name] for name in batch if name != self._unit}, *more)
 
     def _lengths(self) -> dict[str, Any]:
         """The public lengths of examples; where the collator only pads, up to the longest that its tokenizer states."""

@@ -122,9 +122,16 @@ def _reference(trainer: Any) -> Iterator[Any]:
     with torch.no_grad():
         if trainer.ref_model is not None:
             yield trainer.ref_model
-        else:
+        elif "ref" not in trainer.model.peft_config:
             with trainer.model.disable_adapter():
                 yield trainer.model
+        else:  # TRL's copy of the adapter that it was given
+            trained = trainer.model.active_adapter
+            trainer.model.set_adapter("ref")
+            try:
+                yield trainer.model
+            finally:
+                trainer.model.set_adapter(trained)
 
 
 def _dpo(trainer: Any, model: Any, batch: dict[str, Tensor]) -> Tensor:
@@ -240,10 +247,6 @@ def _refusals(trainer: Any, kind: str) -> Iterator[tuple[str, bool, str]]:
             "precompute_ref_log_probs", args.precompute_ref_log_probs,
             "they are rounded differently with the lengths of other texts, to which a batch is padded, and stay in a "
             "file; they are computed in each step instead",
-        )  # fmt: skip
-        yield (
-            "an adapter that was trained before", "ref" in getattr(trainer.model, "peft_config", {}),
-            "TRL compares with a second adapter; merge the first with merge_and_unload(), and add a new one",
         )  # fmt: skip
     if kind == "ORPOTrainer":
         yield "an encoder-decoder model", trainer.is_encoder_decoder, not_known
