@@ -283,8 +283,9 @@ class PrivateTrainerMixin:
         return _WholeEpochs(self.engine.loader)
 
     def _without_keys(self, show: Callable[..., Any]) -> Callable[..., Any]:
-        """Batches without the keys of units, which are read before: keys are no tensors, so that a loss that may have
-        read them is proved no longer."""
+        """Batches without the keys of units, which the engine has read: of a batch that has more than tensors nothing
+        is proved.
+        """
         return lambda batch, *more: show({name: batch[name] for name in batch if name != self._unit}, *more)
 
     def _lengths(self) -> dict[str, Any]:
@@ -512,14 +513,17 @@ class PrivateTrainer(PrivateTrainerMixin, _transformers.Trainer):  # type: ignor
         trainer.train()
         trainer.engine.certificate().save("run.privacy.json")
 
-    Each example's loss is computed on its own (`example_losses`, with `label_smoothing_factor`), or by a `compute_loss`
-    or `compute_loss_func` of yours, which gives the mean over examples and is refused where it couples them (the
-    `compute_loss` of TRL's trainers is not used). Gradients are clipped to the plan's clip norm and get the plan's
-    noise; `max_grad_norm` does nothing more. Losses of training, norms of gradients, counts of operations and rates by
-    the second are in no log, file or result: they would be releases. Evaluation is the Trainer's, and for data that
-    need no protection: `public_evaluation=True` says that they are such. Without it `evaluate()`, `eval_strategy`,
-    `load_best_model_at_end`, `metric_for_best_model`, EarlyStoppingCallback and schedules by a metric are refused. What
-    code of your own logs is left out, unless it is `ao.Public`.
+    Each example's loss is computed on its own (`example_losses`, with `label_smoothing_factor`), or by a
+    `compute_loss` or `compute_loss_func` of yours, which gives the mean over examples and is refused where it couples
+    them. In the place of TRL's `compute_loss` stands the same loss of each example alone: of SFTTrainer, DPOTrainer,
+    RewardTrainer, ORPOTrainer and KTOTrainer (`apo_zero_unpaired`), a pair being one example; other trainers of TRL
+    need a `compute_loss` of yours, whose batch has a pair as a row of fields chosen_* and rejected_*. Gradients are
+    clipped to the plan's clip norm and get the plan's noise; `max_grad_norm` does nothing more. Losses of training,
+    norms of gradients, counts of operations and rates by the second are in no log, file or result: they would be
+    releases. Evaluation is the Trainer's, and for data that need no protection: `public_evaluation=True` says that
+    they are such. Without it `evaluate()`, `eval_strategy`, `load_best_model_at_end`, `metric_for_best_model`,
+    EarlyStoppingCallback and schedules by a metric are refused. What code of your own logs is left out, unless it is
+    `ao.Public`.
 
     With `save_strategy`, the privacy state is saved in `output_dir` next to each checkpoint, and
     `train(resume_from_checkpoint=True)` in a new trainer goes on from the last of them.
@@ -552,6 +556,7 @@ class PrivateTrainer(PrivateTrainerMixin, _transformers.Trainer):  # type: ignor
             texts that DataCollatorWithPadding or DataCollatorForTokenClassification pads have the lengths 16, 32, .. up
             to the longest that the tokenizer states; with other collators all of a batch must have one length.
         args, kwargs: of `transformers.Trainer`.
-    Raises: ArgumentError for several devices in one process, or another batch size; PlanError where the plan protects
+    Raises: ArgumentError for several devices in one process, another batch size, or a loss that joins examples (that
+        balances experts, for example); PlanError where the plan protects
         users and no `unit` is given, or the other way round.
     """

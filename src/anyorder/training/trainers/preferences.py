@@ -42,7 +42,7 @@ class Pairs:
         return batch
 
 
-class _Pair(NamedTuple):
+class _Preference(NamedTuple):
     """What the losses of DPO are functions of, each of shape (B,).
 
     Attributes:
@@ -58,13 +58,13 @@ class _Pair(NamedTuple):
     nats: Tensor
 
 
-def _exo(pair: _Pair, beta: float, share: Tensor) -> Tensor:
+def _exo(pair: _Preference, beta: float, share: Tensor) -> Tensor:
     margin = beta * (pair.chosen - pair.rejected)
     right, wrong = F.logsigmoid(margin), F.logsigmoid(-margin)
     return right.exp() * (right - torch.log1p(-share)) + wrong.exp() * (wrong - share.log())
 
 
-_DPO: dict[str, Callable[[_Pair, float, Tensor], Tensor]] = {
+_DPO: dict[str, Callable[[_Preference, float, Tensor], Tensor]] = {
     "sigmoid": lambda pair, beta, share: -F.logsigmoid(beta * (pair.chosen - pair.rejected)),
     "sigmoid_norm": lambda pair, beta, share: -F.logsigmoid(
         beta * (pair.chosen / pair.of_chosen - pair.rejected / pair.of_rejected)
@@ -139,15 +139,16 @@ def _dpo(trainer: Any, model: Any, batch: dict[str, Tensor]) -> Tensor:
     with _reference(trainer) as reference:
         others = [_of_completion(reference, batch, side) for side in (_CHOSEN, _REJECTED)]
     masks = [batch[side + "completion_mask"] for side in (_CHOSEN, _REJECTED)]
-    pair = _Pair(
+    pair = _Preference(
         own[0] - others[0], own[1] - others[1], masks[0].sum(1).clamp(min=1), masks[1].sum(1).clamp(min=1),
         -own[0] / masks[0][:, 1:].sum(1).clamp(min=1),
     )  # fmt: skip
     share = torch.tensor(trainer.label_smoothing)
-    return sum(
+    terms = (
         weight * _DPO[kind](pair, trainer.beta, share)
         for kind, weight in zip(trainer.loss_types, trainer.loss_weights, strict=True)
     )
+    return sum(terms, torch.zeros(()))
 
 
 def _reward(trainer: Any, model: Any, batch: dict[str, Tensor]) -> Tensor:
@@ -164,7 +165,8 @@ def _orpo(trainer: Any, model: Any, batch: dict[str, Tensor]) -> Tensor:
     odds = [mean - torch.log(-torch.expm1(mean)) for mean in means]
     whole = batch["chosen_attention_mask"][:, 1:]
     nats = -(own[0] * whole).sum(1) / whole.sum(1).clamp(min=1)
-    return nats - trainer.beta * F.logsigmoid(odds[0] - odds[1])
+    beta: float = trainer.beta
+    return nats - beta * F.logsigmoid(odds[0] - odds[1])
 
 
 def _kto(trainer: Any, model: Any, batch: dict[str, Tensor]) -> Tensor:
