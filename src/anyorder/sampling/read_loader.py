@@ -457,6 +457,12 @@ _NOT_IN_ORDER = "in_order=False hands batches out as workers finish them; a plan
 
 
 def _not_plain(loader: Any) -> str:
+    if type(loader).__module__.split(".")[0] == "accelerate":
+        return (
+            f"the loader is accelerate's {type(loader).__name__}, which fetches batches ahead and copies them: call "
+            "make_private on model, optimizer and loader as they were before accelerator.prepare, and prepare what it "
+            "returns"
+        )
     return (
         f"{type(loader).__name__} overrides how a DataLoader iterates, so its batches need not be those of its "
         "sampler; "
