@@ -28,7 +28,7 @@ from benchmarks._peers import OPACUS, TENSORFLOW, TENSORFLOW_PRIVACY, interprete
 from benchmarks._report import Row, judged
 from benchmarks.peers.wide_model import Batches, Pairs, losses
 from benchmarks.peers.wide_task import CLIP, IDS, LR, WARM, WIDTH, Clock, batches
-from benchmarks.wides.page import kept
+from benchmarks.wides.page import crossed
 
 PEERS = Path(__file__).parents[1] / "peers"
 LAZY = {  # words of the table -> of the plan
@@ -45,7 +45,7 @@ KEPT = {"independent": 0, "blt, 2 buffers": 2, "blt, 3 buffers": 3, "banded inve
 
 def rows(quick: bool) -> Iterator[Row]:
     """All; a whole measurement is written on the page."""
-    yield from _rows(quick) if quick else kept("speed", _rows(quick))
+    yield from _rows(quick) if quick else crossed("speed", _rows(quick))
 
 
 def _rows(quick: bool) -> Iterator[Row]:
