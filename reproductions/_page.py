@@ -89,7 +89,7 @@ def index(titles: dict[str, str], kept: dict[str, list[Kept]]) -> str:
 
 
 def page(title: str, paper: str, rows: list[Kept]) -> str:
-    """One paper: what fails, what is undecided, what holds, and what was not tried; notes, numbers and plots."""
+    """One paper: what fails, what is undecided, what holds, and what was not tried; notes and plots."""
     notes = repeated(row.claim.why for row in rows)
     text = [
         f"{HIDDEN}# {title}\n",
@@ -109,7 +109,6 @@ def page(title: str, paper: str, rows: list[Kept]) -> str:
             text += ["| " + " | ".join(row[name] for name in head) + " |" for row in found] + [""]
     if notes:
         text += ["## Notes\n", *(f"- **{letter}**: {sentence}" for sentence, letter in notes.items()), ""]
-    text += numbers(rows)
     drawn = [row for row in rows if row.claim.curves is not None]
     if drawn:
         text.append("## Plots\n")
@@ -137,34 +136,6 @@ def repeated(reasons: Iterable[str]) -> dict[str, str]:
     return {sentence: chr(ord("a") + place) for place, sentence in enumerate(often)}
 
 
-SERIES = re.compile(r"(\w+, \w+): (\d+: [\d.]+(?: ± [\d.]+)?(?:, \d+: [\d.]+(?: ± [\d.]+)?)*)(?:; |$)")
-
-
-def series(cell: str) -> dict[str, dict[str, str]]:
-    """{name: {size: accuracy}} of a cell that has nothing else, and nothing of another."""
-    found = {name: dict(one.split(": ") for one in values.split(", ")) for name, values in SERIES.findall(cell)}
-    return {} if SERIES.sub("", cell) else found
-
-
-def numbers(rows: list[Kept]) -> list[str]:
-    """All series of a paper in one table: several claims are on the same ones."""
-    table: dict[tuple[str, str], dict[str, str]] = {}
-    for row in rows:
-        for who, cell in (("they", row.claim.theirs), ("we", row.claim.ours)):
-            for name, values in series(cell).items():
-                before = table.setdefault((name, who), {})
-                if any(before.get(size, value) != value for size, value in values.items()):
-                    raise ValueError(f"{row.claim.place}: {name} has other numbers in another claim")
-                before.update(values)
-    if not table:
-        return []
-    sizes = sorted({size for values in table.values() for size in values}, key=int)
-    lines = ["## Numbers\n", f"| | | {' | '.join(sizes)} |", "|---" * (len(sizes) + 2) + "|"]
-    for (name, who), values in sorted(table.items()):
-        lines.append(f"| {name} | {who} | {' | '.join(values.get(size, '') for size in sizes)} |")
-    return [*lines, ""]
-
-
 def power_mark(row: Kept) -> str:
     """That the power of a verdict was stated, or changed, after what it judges."""
     power = _powers.stated(row.claim.paper, row.claim.statement)
@@ -184,20 +155,10 @@ def cells(row: Kept, notes: dict[str, str]) -> dict[str, str]:
     why = ". ".join([*(one for one in said if one not in notes), *([f"Note {letters}"] if letters else [])])
     found = {
         "where": claim.place, "claim": claim.statement + scaled + (f" {marks}" if marks else ""),
-        "they say": _short(claim.theirs), "we got": _short(claim.ours), "why": why,
+        "they say": claim.theirs, "we got": claim.ours, "why": why,
     }  # fmt: skip
     command = {"command": f"`{claim.command.rpartition(' ')[2]}`"}
     return {name: cell.replace("|", "\\|") for name, cell in found.items()} | command
-
-
-def _short(cell: str) -> str:
-    """Series stand in a table of their own."""
-    found = series(cell)
-    if not found:
-        return cell
-    kinds = list(dict.fromkeys(name.partition(", ")[2] for name in found))
-    sizes = list(dict.fromkeys(size for values in found.values() for size in values))
-    return f"[numbers](#numbers): {', '.join(kinds)} at {', '.join(sizes)}"
 
 
 def mark(curves: Curves) -> str:

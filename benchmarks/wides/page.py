@@ -1,6 +1,5 @@
 """The tables of docs/experiments.md, between their marks."""
 
-import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,26 +16,6 @@ def kept(mark: str, rows: Iterable[Row]) -> Iterator[Row]:
         numbers = ("" if number is None else f"{number:.3g}" for number in (row.ours, row.peer, row.ratio))
         lines.append(f"| {row.name} | {' | '.join(numbers)} | {row.unit} |")
         yield row
-    put(mark, lines)
-
-
-def crossed(mark: str, rows: Iterable[Row]) -> Iterator[Row]:
-    """The same rows, "WHERE: WAY; peer: ..": on the page a line for each way, a column for each place and unit."""
-    cells: dict[str, dict[str, str]] = {}
-    for row in rows:
-        where, _, rest = re.sub(r" \(target .*\)$", "", row.name).partition(": ")
-        way, _, peer = rest.removeprefix("memory, ").partition("; peer: ")
-        column = f"{where}, {row.unit}"
-        for name, number in ((way, row.ours), (peer, None if peer.startswith("table") else row.peer)):
-            if number is not None:
-                cells.setdefault(name, {})[column] = f"{float(f'{number:.3g}'):g}"
-        if peer.startswith("table") and row.peer is not None:
-            cells.setdefault(way, {})[f"{where}, stated"] = f"{float(f'{row.peer:.3g}'):g}"
-        yield row
-    columns = list(dict.fromkeys(column for found in cells.values() for column in found))
-    lines = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
-    for name, found in cells.items():
-        lines.append(f"| {name} | {' | '.join(found.get(column, '') for column in columns)} |")
     put(mark, lines)
 
 
