@@ -66,7 +66,7 @@ def _table(columns: dict[str, dict[str, float]]) -> Iterator[str]:
     yield f"| | {' | '.join(columns)} |"
     yield "|---" * (len(columns) + 1) + "|"
     for name in next(iter(columns.values())):
-        yield f"| {name} | {' | '.join(f'{float(f"{found[name]:.3g}"):g}' for found in columns.values())} |"
+        yield f"| {name} | {' | '.join(format(float(format(found[name], '.3g')), 'g') for found in columns.values())} |"
 
 
 def _of(size: int, batch: int, turns: int) -> tuple[dict[str, float], dict[str, float]]:
