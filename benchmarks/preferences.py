@@ -7,8 +7,8 @@ words swapped. Each arm runs in a process of its own.
     python -m benchmarks.preferences --data-dir FOLDER --out FOLDER   FOLDER has Brown's Parquet file
     python -m benchmarks.preferences --data-dir FOLDER --quick        a fifth of the users, one epoch
 
-`ours` is the private run and `peer` the plain one: processor time of a step, peak memory, perplexity of held-out sentences,
-and the share of held-out pairs of which the sentence as it was written is the likelier one.
+`ours` is the private run and `peer` the plain one: processor time of a step, peak memory, perplexity of held-out
+sentences, and the share of held-out pairs of which the sentence as it was written is the likelier one.
 """
 
 import argparse
