@@ -232,7 +232,7 @@ def given(change):
 
 
 REFUSED = {
-    "time first": (Net, padded, given(lambda x, n, y: (x.transpose(0, 1), y)), "first dimension does not go over the examples"),
+    "time first": (Net, padded, given(lambda x, n, y: (x.transpose(0, 1), y)), "first dimension does not go over"),
     "time first, collated": (Net, lambda rows: (padded(rows)[0].transpose(0, 1), labels(rows)), loss_of, "one row"),
     "an input of its own dimension": (
         Bag, stacked, given(lambda x, y: (x.long().abs(), x.T, y)), "in another dimension than the first",
