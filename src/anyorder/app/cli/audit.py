@@ -94,7 +94,7 @@ def run(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Train a set-up of your own with canaries in it, and see whether its claim holds.
+    """Train your own set-up with canaries in it, and see whether its claim holds.
 
     $ anyorder audit run mytraining:setup
 
@@ -171,7 +171,7 @@ def canaries(
 
     $ anyorder audit canaries mymodel:train --text mytext:load
 
-    A function of your own is called with (corpus, vocabulary): a list of
+    Your own function is called with (corpus, vocabulary): a list of
     integer arrays and the number of words. It trains on the corpus and returns
     log_prob(contexts, next_words), natural logs of probabilities; or that and
     the anyorder Plan that it ran, whose claim is then tested too. An empty
