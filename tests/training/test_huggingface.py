@@ -295,12 +295,20 @@ class Rows(Dataset):
 USERS = [7, 7, 7, 3, 3, 9, 9, 9]
 
 
-@pytest.mark.parametrize("data", [table, Rows])
-@pytest.mark.parametrize("keys", [list, keys_in_words])
+ONE, TWO = ([[0, 1, 2, 3, 4, 5, 6, 7]], True), ([[3, 0, 1, 4, 2], [5, 6, 7]], False)
+
+
 @pytest.mark.parametrize(
-    ("micro", "unused"), [([[0, 1, 2, 3, 4, 5, 6, 7]], True), ([[3, 0, 1, 4, 2], [5, 6, 7]], False)]
+    ("data", "keys", "batches"),
+    [
+        (table, list, ONE),
+        (table, keys_in_words, TWO),
+        (Rows, list, TWO),
+        (Rows, keys_in_words, ONE),
+    ],  # each pair of two
 )
-def test_the_examples_of_a_user_are_clipped_together(data, keys, micro, unused, tmp_path, monkeypatch):
+def test_the_examples_of_a_user_are_clipped_together(data, keys, batches, tmp_path, monkeypatch):
+    micro, unused = batches
     plan = ao.plan(
         order=MinSeparation(1, 1, 1), batch_size=4, noise_multiplier=1e-7, delta=1e-3, clip_norm=0.05,
         unit="user",
@@ -502,7 +510,7 @@ OWN_LOSSES = {"override": (Doubled, {}), "made private": (MadePrivate, {}), "bes
 OWN_LOSSES["function"] = (PrivateTrainer, {"compute_loss_func": _doubled})
 
 
-@pytest.mark.parametrize(("name", "micro"), [*((name, 1) for name in OWN_LOSSES), ("override", 2), ("function", 2)])
+@pytest.mark.parametrize(("name", "micro"), [("override", 2), ("made private", 1), ("beside", 1), ("function", 2)])
 def test_a_loss_of_the_users_own_trains_the_private_model(name, micro, tmp_path):
     kind, options = OWN_LOSSES[name]
     run = trainer(
