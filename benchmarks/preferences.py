@@ -18,6 +18,7 @@ import random
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -154,7 +155,7 @@ def arm(name: str, folder: str, out: Path, quick: bool) -> dict[str, Any]:
     kind, config = (trl.DPOTrainer, trl.DPOConfig) if is_dpo else (trl.SFTTrainer, trl.SFTConfig)
     options: dict[str, Any] = {"ref_model": load(out / str(before))} if is_dpo else {}
     arguments = config(
-        str(out / f"{name} trainer"), per_device_train_batch_size=batch, num_train_epochs=epochs, learning_rate=rate,
+        tempfile.mkdtemp(), per_device_train_batch_size=batch, num_train_epochs=epochs, learning_rate=rate,
         lr_scheduler_type="constant", bf16=False, gradient_checkpointing=False, use_cpu=True, report_to=[],
         save_strategy="no", disable_tqdm=True, logging_steps=10**6, max_length=LONGEST + 2,
     )  # fmt: skip

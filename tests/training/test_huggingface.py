@@ -295,12 +295,20 @@ class Rows(Dataset):
 USERS = [7, 7, 7, 3, 3, 9, 9, 9]
 
 
-@pytest.mark.parametrize("data", [table, Rows])
-@pytest.mark.parametrize("keys", [list, keys_in_words])
+ONE, TWO = ([[0, 1, 2, 3, 4, 5, 6, 7]], True), ([[3, 0, 1, 4, 2], [5, 6, 7]], False)
+
+
 @pytest.mark.parametrize(
-    ("micro", "unused"), [([[0, 1, 2, 3, 4, 5, 6, 7]], True), ([[3, 0, 1, 4, 2], [5, 6, 7]], False)]
+    ("data", "keys", "batches"),
+    [
+        (table, list, ONE),
+        (table, keys_in_words, TWO),
+        (Rows, list, TWO),
+        (Rows, keys_in_words, ONE),
+    ],  # each pair of two
 )
-def test_the_examples_of_a_user_are_clipped_together(data, keys, micro, unused, tmp_path, monkeypatch):
+def test_the_examples_of_a_user_are_clipped_together(data, keys, batches, tmp_path, monkeypatch):
+    micro, unused = batches
     plan = ao.plan(
         order=MinSeparation(1, 1, 1), batch_size=4, noise_multiplier=1e-7, delta=1e-3, clip_norm=0.05,
         unit="user",
@@ -391,6 +399,50 @@ def test_adapters_train(make, task, data, adapter, tmp_path):
     assert changed == {name for name, p in model.named_parameters() if p.requires_grad}
 
 
+class FourBits(torch.nn.Module):
+    """A frozen linear map, two weights to a byte, as that of QLoRA; and an adapter."""
+
+    def __init__(self, linear):
+        super().__init__()
+        weight = linear.weight.detach()
+        self.scale = torch.nn.Buffer(weight.abs().amax(1, keepdim=True) / 7)
+        levels = ((weight / self.scale).round() + 8).to(torch.uint8)
+        self.packed = torch.nn.Parameter(levels[:, ::2] * 16 + levels[:, 1::2], requires_grad=False)
+        self.adapter = torch.nn.Linear(linear.in_features, linear.out_features, bias=False)
+
+    def weight(self):
+        levels = torch.stack([self.packed // 16, self.packed % 16], dim=2).flatten(1)
+        return (levels.float() - 8) * self.scale
+
+    def forward(self, x):
+        return F.linear(x, self.weight()) + self.adapter(x)
+
+
+class Unpacked(FourBits):
+    """The same in floats."""
+
+    def __init__(self, linear):
+        super().__init__(linear)
+        self.floats = torch.nn.Parameter(self.weight(), requires_grad=False)
+
+    def forward(self, x):
+        return F.linear(x, self.floats) + self.adapter(x)
+
+
+def test_frozen_weights_of_four_bits(tmp_path):
+    trained = []
+    for kind in (FourBits, Unpacked):
+        model = bert().requires_grad_(False)
+        attention = model.bert.encoder.layer[0].attention.self
+        torch.manual_seed(1)
+        attention.query = kind(attention.query)
+        before = attention.query.adapter.weight.detach().clone()
+        trainer(model, Sentences(), tmp_path / kind.__name__, num_train_epochs=1).train()
+        trained.append(attention.query.adapter.weight)
+        assert (trained[-1] - before).norm() > 1e-3
+    torch.testing.assert_close(*trained, atol=1e-6, rtol=1e-5)
+
+
 def test_tokens_in_front_of_a_prompt_have_no_labels(tmp_path):
     run, data = trainer(gpt2(), Sentences(True), tmp_path), Sentences(True)
     labels, logits = torch.stack([data[i]["labels"] for i in range(3)]), torch.randn(3, LENGTH, 20)
@@ -458,7 +510,7 @@ OWN_LOSSES = {"override": (Doubled, {}), "made private": (MadePrivate, {}), "bes
 OWN_LOSSES["function"] = (PrivateTrainer, {"compute_loss_func": _doubled})
 
 
-@pytest.mark.parametrize(("name", "micro"), [*((name, 1) for name in OWN_LOSSES), ("override", 2), ("function", 2)])
+@pytest.mark.parametrize(("name", "micro"), [("override", 2), ("made private", 1), ("beside", 1), ("function", 2)])
 def test_a_loss_of_the_users_own_trains_the_private_model(name, micro, tmp_path):
     kind, options = OWN_LOSSES[name]
     run = trainer(

@@ -20,7 +20,7 @@ with warnings.catch_warnings():
     from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
 from anyorder.training.trainers.huggingface import PrivateTrainer, PrivateTrainerMixin  # noqa: E402
-from anyorder.training.trainers.preferences import Pairs, losses_of  # noqa: E402
+from anyorder.training.trainers.preferences import Pairs, losses_of, trl_kind  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, accelerate and trl
 
@@ -231,6 +231,18 @@ def stand_in(config, **options):
 def test_losses_that_join_examples_are_refused(kind, config, options, message):
     with pytest.raises(ArgumentError, match=message):
         losses_of(stand_in(config, **options), kind)
+
+
+@pytest.mark.parametrize("name", ["compute_loss", "_compute_loss"])
+def test_another_loss_is_not_taken_for_that_of_the_class_behind(name):
+    of_trl = type("Newer", (trl.DPOTrainer,), {name: None, "__module__": "trl.newer"})
+    assert trl_kind(object.__new__(of_trl)) == "Newer"
+    own = object.__new__(type("Private", (PrivateTrainerMixin, type("Own", (trl.DPOTrainer,), {name: None})), {}))
+    own.compute_loss_func = None
+    assert own._has_own_loss()
+    assert not object.__new__(
+        type("Private", (PrivateTrainerMixin, of_trl), {"compute_loss_func": None})
+    )._has_own_loss()
 
 
 @pytest.mark.parametrize("of_trl", [False, True])

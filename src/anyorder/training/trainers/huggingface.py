@@ -22,7 +22,7 @@ from anyorder.sampling.shapes import PadTo
 from anyorder.training.engine import PrivacyEngine, PrivateModule, check_unit, random_state, set_random_state
 from anyorder.training.metrics import Metrics
 from anyorder.training.optimizers import Public
-from anyorder.training.trainers.preferences import Pairs, fills, has_pairs, losses_of, trl_kind
+from anyorder.training.trainers.preferences import Pairs, fills, has_loss, has_pairs, losses_of, trl_kind
 
 __all__ = ["PrivateTrainer", "PrivateTrainerMixin", "example_losses"]
 
@@ -373,7 +373,7 @@ class PrivateTrainerMixin:
         """Whether compute_loss_func is given, or a user's trainer that this one is made private of has compute_loss."""
         mro = type(self).__mro__
         behind = mro[mro.index(PrivateTrainerMixin) + 1 :]
-        own = [one for one in behind if "compute_loss" in vars(one) and one.__module__.split(".")[0] not in _LIBRARIES]
+        own = [one for one in behind if has_loss(one) and one.__module__.split(".")[0] not in _LIBRARIES]
         return bool(own) or self.compute_loss_func is not None  # type: ignore[attr-defined]
 
     def _decoder_inputs(self, given: dict[str, Any], labels: Tensor) -> dict[str, Any]:

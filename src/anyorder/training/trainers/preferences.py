@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from anyorder.errors import ArgumentError
 
-__all__ = ["Losses", "Pairs", "fills", "has_pairs", "losses_of", "trl_kind"]
+__all__ = ["Losses", "Pairs", "fills", "has_loss", "has_pairs", "losses_of", "trl_kind"]
 
 Losses = Callable[[Any, Any, dict[str, Tensor]], Tensor]
 """(trainer, model, batch) -> (B,) losses, each a function of its own row."""
@@ -185,10 +185,16 @@ _LOSSES: dict[str, Losses | None] = {
 
 def trl_kind(trainer: Any) -> str | None:
     """The name of TRL's class whose loss a trainer has; None where it is none of TRL."""
-    for one in type(trainer).__mro__:
-        if one.__module__.split(".")[0] == "trl" and "compute_loss" in vars(one):
-            return one.__name__
-    return None
+    return next((one.__name__ for one in type(trainer).__mro__ if has_loss(one) and _package(one) == "trl"), None)
+
+
+def has_loss(kind: type) -> bool:
+    """Whether a class of trainers has a loss of its own: TRL's compute_loss leaves it to _compute_loss."""
+    return not vars(kind).keys().isdisjoint(("compute_loss", "_compute_loss"))
+
+
+def _package(kind: type) -> str:
+    return kind.__module__.split(".")[0]
 
 
 def has_pairs(kind: str | None) -> bool:
