@@ -71,8 +71,8 @@ def _check_rates(rule: Participation, rates: Floats) -> None:
     most = rule.draw_probability
     if most is None:
         raise ArgumentError(f"rates of single units are for Poisson sampling, got {rule.describe()}")
-    if rates.max() > most:
-        raise ArgumentError(f"rates must be at most sampling_probability={most!r}, which the claim is for")
+    if not (rates.min() >= 0 and rates.max() <= most):  # NaN is neither
+        raise ArgumentError(f"rates must be from 0 to sampling_probability={most!r}, which the claim is for")
 
 
 def check_size(rule: Participation, size: int) -> int:

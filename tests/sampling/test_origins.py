@@ -121,6 +121,19 @@ def test_names_are_of_what_the_workers_read(workers, persistent):
     assert read == ([0, 1, 2, 3] if persistent else [6, 7, 8, 9])
 
 
+@pytest.mark.parametrize("rule", [PoissonSampling(4, 0.5), None])
+def test_a_list_that_is_looked_at_once_is_the_one_that_is_read(rule):
+    """Secret draws name each example once, and so do the places of a stack: a later list could name one in all."""
+    subset = Subset(BASE, [0, 1, 2, 3])
+    data = StackDataset(subset) if rule is None else ConcatDataset([subset])
+    loader = DataLoader(data, batch_size=2)
+    made = private(loader)[0] if rule is None else secret_loader(loader, rule, SOURCE)
+    subset.indices[:] = [7, 7, 7, 7]
+    read = [int(x) for batch in made for x in torch.as_tensor(batch[0][0] if rule is None else batch[0])]
+    assert read
+    assert set(read) <= {0, 1, 2, 3}
+
+
 def test_poisson_draws_from_the_loaders_own_subset():
     held_in = [3, 9, 4, 7, 1]
     rule = PoissonSampling(400, 0.3)

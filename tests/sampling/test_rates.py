@@ -155,6 +155,8 @@ REFUSED = {
     "a rate below none": (lambda: rated(-RATES), "from 0 to most"),
     "drawn without a run": (lambda: list(rated()), "secret key of a run"),
     "draws above the claim": (lambda: Draws(PoissonSampling(12, 0.2), N, SOURCE, RATES), "the claim is for"),
+    "a rate below 0": (lambda: Draws(PoissonSampling(12, 0.5), N, SOURCE, RATES - 0.6), "the claim is for"),
+    "a rate that is none": (lambda: Draws(PoissonSampling(12, 0.5), N, SOURCE, RATES * math.nan), "the claim is for"),
     "groups": (lambda: Draws(CyclicPoisson(12, 2, 0.5), N, SOURCE, RATES), "for Poisson sampling"),
 }
 

@@ -1,5 +1,6 @@
 """The private loader: takes the order of a DataLoader, and hands out its batches with the units in them."""
 
+import copy
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -482,7 +483,29 @@ def rebuild(loader: DataLoader[Any], batches: Any, **others: Any) -> DataLoader[
         "prefetch_factor", "persistent_workers", "pin_memory_device",
     )  # fmt: skip
     settings = {name: getattr(loader, name) for name in same} | place | {"generator": torch.Generator()} | others
+    if _has_stack(settings["dataset"]):  # whose places are looked at once
+        settings["dataset"] = settled(settings["dataset"])
     return DataLoader(**settings)
+
+
+def settled(dataset: Any) -> Any:
+    """The data set, of which each `Subset` goes on listing what it lists now, whatever becomes of the caller's list."""
+    if not (_is_wrapper(dataset) or isinstance(dataset, StackDataset)):
+        return dataset
+    own = copy.copy(dataset)
+    if _is_subset(dataset):
+        own.dataset, own.indices = settled(dataset.dataset), list(dataset.indices)
+    elif isinstance(dataset.datasets, dict):
+        own.datasets = {name: settled(part) for name, part in dataset.datasets.items()}
+    else:
+        own.datasets = type(dataset.datasets)(map(settled, dataset.datasets))
+    return own
+
+
+def _has_stack(dataset: Any) -> bool:
+    if _is_subset(dataset):
+        return _has_stack(dataset.dataset)
+    return isinstance(dataset, StackDataset) or (_is_wrapper(dataset) and any(map(_has_stack, dataset.datasets)))
 
 
 def data_of(loader: DataLoader[Any]) -> Any:

@@ -13,7 +13,7 @@ from anyorder.ledger import Units, numbered
 from anyorder.noise import NoiseSource
 from anyorder.patterns import Participation
 from anyorder.sampling.draws import alone, held_generators
-from anyorder.sampling.loader import Indices, Origins, Unit, extract_units, rebuild
+from anyorder.sampling.loader import Indices, Origins, Unit, extract_units, rebuild, settled
 from anyorder.sampling.read_loader import Rates, check_loader, read_order, read_rates
 from anyorder.sampling.samplers import Owned, SecretBatchSampler
 from anyorder.sampling.shapes import CollateAny
@@ -112,8 +112,11 @@ def secret_loader(
             f"micro_batch must be at least {sampler.batch_size}, the examples that each of accumulate={accumulate} "
             f"micro-batches of a step is expected to have, got {micro_batch}; more of them need less"
         )
-    first = int(sampler.members[0])
-    return rebuild(loader, sampler, collate_fn=CollateAny(loader.dataset, first, loader.collate_fn))
+    first, dataset = (
+        int(sampler.members[0]),
+        settled(loader.dataset),
+    )  # a later list may name one twice
+    return rebuild(loader, sampler, dataset=dataset, collate_fn=CollateAny(dataset, first, loader.collate_fn))
 
 
 def _members(loader: DataLoader[Any], rule: Participation) -> Indices:
