@@ -398,9 +398,13 @@ REFUSED = {
     "hook inside": hooked_inside,
     "a frozen layer along the rows": lambda out, y, x, m: FROZEN["GRU"](out)[0].square().mean(),
     "a frozen layer begun by all rows": begun_by_all,
-    "a frozen layer's weights of all rows": lambda out, y, x, m: torch.gru(
-        out, torch.zeros(1, B, C), [w * x.mean() for w in ALONE.parameters()], True, 1, 0.0, False, False, True
-    )[0].square().mean(),
+    "a frozen layer's weights of all rows": lambda out, y, x, m: (
+        torch.gru(
+            out, torch.zeros(1, B, C), [w * x.mean() for w in ALONE.parameters()], True, 1, 0.0, False, False, True
+        )[0]
+        .square()
+        .mean()
+    ),
     "median": lambda out, y, x, m: ((out - x).abs() - (out - x).abs().median()).abs().mean(),
     "quantile": lambda out, y, x, m: (out - x).flatten(1).abs().mean(1).quantile(0.5),
     "largest few": lambda out, y, x, m: (out - x).square().mean((1, 2)).topk(3).values.mean(),

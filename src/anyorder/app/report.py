@@ -486,16 +486,16 @@ def _attacks(found: Reach, claim: Plan | Certificate, unit: str) -> Html:
     return join(
         tag("h2", "What it means for an attacker"),
         tag("p", f"The strongest attacker knows the data of everybody else, and every model along the way. {whole}"
-            "Its advantage is the second share minus the first, at the rate where that is largest. It is at most "
-            f"{rounded_up(found.advantage, 3)}. These limits are computed from the promise."),
+            "The attacker's advantage is the second share minus the first, at the rate where that is largest. It is at "
+            f"most {rounded_up(found.advantage, 3)}. These limits are computed from the promise."),
         tag("table", head, *rows),
     )  # fmt: skip
 
 
 _MU_MEANS = (
-    "This says: to tell whether somebody was in the data is as hard as to tell from one measurement with an error of "
-    "normal size 1 whether the true value is 0 or mu. At mu = 0 it cannot be told. At mu = 1 the attacker who accuses 1 "
-    "of 100 wrongly finds at most 10 of 100, at mu = 3 up to 75. Every epsilon here follows from mu."
+    "This says: to tell whether somebody was in the data is as hard as to tell, from one measurement with a normal "
+    "error of size 1, whether the true value is 0 or mu. At mu = 0 nobody can. At mu = 1 the attacker who accuses 1 of "
+    "100 wrongly finds at most 10 of 100, at mu = 3 up to 75. Every epsilon here follows from mu."
 )
 
 
