@@ -120,12 +120,13 @@ def test_what_code_of_ones_own_logs_is_left_out_unless_it_is_public(tmp_path):
     assert run.state.log_history[-1].keys() == {"told", "learning_rate", "epoch", "step"}
 
 
+GREEDY = [] if "greedy" not in {one.value for one in transformers.SchedulerType} else [{"lr_scheduler_type": "greedy"}]
 BY_METRICS = [
     {"eval_strategy": "epoch"},
     {"metric_for_best_model": "loss"},
     {"load_best_model_at_end": True, "eval_strategy": "epoch", "save_strategy": "epoch"},
     {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "epoch"},
-    {"lr_scheduler_type": "greedy", "eval_strategy": "epoch"},
+    *({**later, "eval_strategy": "epoch"} for later in GREEDY),  # of later releases
 ]
 
 

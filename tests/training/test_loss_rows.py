@@ -106,6 +106,35 @@ HEAD = nn.Linear(C, 3).requires_grad_(False)
 TEACHER = nn.Sequential(nn.Linear(C, 8), nn.Tanh(), nn.LayerNorm(8), nn.Linear(8, C)).requires_grad_(False)
 
 
+FROZEN = {
+    kind.__name__: kind(C, C // 2, num_layers=2, bidirectional=True, dropout=0.3).requires_grad_(False)
+    for kind in (nn.GRU, nn.LSTM, nn.RNN)
+}
+ALONE = nn.GRU(C, C, batch_first=True).requires_grad_(False)
+
+
+def recurrent(kind):
+    """A frozen recurrent reference, rows second, with and without gradients."""
+
+    def loss(out, y, x, m):
+        with torch.no_grad():
+            wanted, _ = FROZEN[kind](x.transpose(0, 1))
+        given, (*_, last) = FROZEN[kind](out.transpose(0, 1))
+        last = last if last.dim() == 3 else last.unsqueeze(0)
+        return ((given - wanted).square().mean((0, 2)) + last.square().mean((0, 2))).mean()
+
+    return loss
+
+
+def begun(out, y, x, m):
+    """Row by row, from a state of the same row."""
+    return ALONE(out, x[:, 0].unsqueeze(0).contiguous())[0].square().mean()
+
+
+def begun_by_all(out, y, x, m):
+    return ALONE(out, x.mean((0, 1)).expand(1, len(x), C).contiguous())[0].square().mean()
+
+
 def classes(y):
     return y[:, 0].clamp(min=0)
 
@@ -209,6 +238,8 @@ PROVED = {
     "cosine": lambda out, y, x, m: (1 - F.cosine_similarity(out, x, dim=2)).mean(),
     "own triplets": lambda out, y, x, m: F.triplet_margin_loss(out[:, 0], out[:, 1], out[:, 2]),
     "teacher": teacher,
+    **{f"frozen {kind}": recurrent(kind) for kind in FROZEN},
+    "frozen, begun by each row": begun,
     "mixed": mixed,
     "masked, own counts": lambda out, y, x, m: (
         ((out - x).square().mean(2) * m).sum(1).div(m.sum(1).clamp(min=1)).mean()
@@ -365,6 +396,15 @@ REFUSED = {
     "hardness": hard,
     "hook on outputs": hooked,
     "hook inside": hooked_inside,
+    "a frozen layer along the rows": lambda out, y, x, m: FROZEN["GRU"](out)[0].square().mean(),
+    "a frozen layer begun by all rows": begun_by_all,
+    "a frozen layer's weights of all rows": lambda out, y, x, m: (
+        torch.gru(
+            out, torch.zeros(1, B, C), [w * x.mean() for w in ALONE.parameters()], True, 1, 0.0, False, False, True
+        )[0]
+        .square()
+        .mean()
+    ),
     "median": lambda out, y, x, m: ((out - x).abs() - (out - x).abs().median()).abs().mean(),
     "quantile": lambda out, y, x, m: (out - x).flatten(1).abs().mean(1).quantile(0.5),
     "largest few": lambda out, y, x, m: (out - x).square().mean((1, 2)).topk(3).values.mean(),
@@ -619,6 +659,15 @@ def one_batch(loss):
     private, _, loader = ao.PrivacyEngine(plan, key=bytes(32)).make_private(model, optimizer, loader)
     for ids, scale, *rest in loader:
         loss(private(ids, scale), *rest).backward()
+
+
+def test_a_frozen_network_that_cannot_be_run_row_by_row_is_to_be_run_before_training(monkeypatch):
+    monkeypatch.setattr(loss_module, "_RECURRENT", set())
+    told, verdict = run(recurrent("GRU"), False)
+    assert verdict == "refused"
+    assert "in gru" in told
+    assert "once before training" in told
+    assert "put it into the data set as a column" in told
 
 
 def test_a_loss_of_several_numbers_does_not_say_how_many_a_mask_chose():

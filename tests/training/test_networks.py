@@ -323,6 +323,18 @@ def test_a_generator_trains_through_the_released_discriminator():
     assert_same(maker, other_maker)
 
 
+@pytest.mark.parametrize("rows", [B, B + 3], ids=["as many rows", "other rows"])
+def test_a_generator_in_the_list_is_said_to_stay_outside(rows):
+    judge, maker, data = adversaries()
+    optimizer = SGD([*judge.parameters(), *maker.parameters()], 0.5)
+    (private, made), _, loader = bound([judge, maker], data, optimizer=optimizer)
+    for (x,) in loader:
+        with pytest.raises((TrainingError, ArgumentError), match="it stays outside: give make_private the discrim"):
+            for _ in range(2):  # the discriminator's step, and the generator's
+                of_discriminator(private, x, made(torch.randn(rows, 3)).detach()).backward()
+        break
+
+
 def test_a_generator_step_that_touches_the_data_is_refused():
     judge, maker, data = adversaries()
     private, optimizer, loader = bound(judge, data)

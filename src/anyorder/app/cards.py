@@ -132,6 +132,9 @@ def assumptions(plan: Plan, certificate: Certificate | None) -> list[str]:
         "fingerprint, they used the same noise twice, and neither promise is valid.",
         f"What one {unit} contributes was clipped as the card says, and depends on no other {unit}'s data.",
         f"The order was what the file says, and one identity is one {unit}.",
+        f"What the data set reads for one {unit} is the data of this {unit} alone. If it also reads that of others (a "
+        f"negative of a triplet, a pair of people), one person's data is in several {unit}s, and that person is not "
+        "protected as this page says.",
         "Order, settings and the end of the run were not chosen by looking at the private data.",
     ]
     if plan.participation.secret:

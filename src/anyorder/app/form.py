@@ -221,7 +221,7 @@ def questions(claim: Plan | Certificate, units: int | None, utility: str, audit:
     """
     plan = claim.plan if isinstance(claim, Certificate) else claim
     mu = claim.curve.mu if isinstance(claim, Certificate) else claim.mu
-    exactly = "" if mu is None else f", and exactly Gaussian DP with mu = {rounded_up(mu)}"
+    exactly = "" if mu is None else f", and exactly Gaussian DP with mu = {rounded_up(mu)} (see: for an attacker)"
     small = strength(claim.reach, plan.delta, units, plan.unit)
     chosen = "Settings were chosen by a search. Its own certificate says what that cost." if plan.candidate_of else ""
     exact = plan.grid is not None
@@ -234,8 +234,9 @@ def questions(claim: Plan | Certificate, units: int | None, utility: str, audit:
         ("Privacy parameters", "Is delta small for this many units?", small.marks[1][2] if units is not None else ""),
         ("Unit of privacy", "Whose data counts as one?", f"One {plan.unit}. See: who is protected."),
         ("Unit of privacy", "Is that one person, with everything about them?",
-         "" if plan.unit == "example" else f"All data of one {plan.unit}. That one {plan.unit} is one identity, the "
-         "owner states."),
+         "One example is protected, and a person with several examples is protected less. In how many examples one "
+         "person can be, at most, the owner says:" if plan.unit == "example" else
+         f"All data of one {plan.unit}. That one {plan.unit} is one identity, the owner states."),
         ("Unit of privacy", "When are two data sets neighbours (bounded or unbounded)?",
          f"{_RELATIONS[plan.neighbours]} See: what is compared."),
         ("Unit of privacy", "Is the contribution of one unit bounded?",

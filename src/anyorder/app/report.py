@@ -271,8 +271,9 @@ def _headline(plan: Plan, certificate: Certificate | None) -> Html:
     realised = None if certificate is None or _of_nobody(certificate) else certificate.realised
     if realised is not None and rounded_up(realised.epsilon) != rounded_up(plan.epsilon):
         cells.append(
-            _cell(f"epsilon {rounded_up(realised.epsilon)}", f"realised: for how often {plan.unit}s really appeared, "
-                  "as the file says. Nothing here checks that, so it rests on more than the planned number")
+            _cell(f"epsilon {rounded_up(realised.epsilon)}", "realised: the same promise, computed from how often "
+                  f"{plan.unit}s really appeared in this run, where the planned number counts how often they may. Only "
+                  "the file says how often it was, and nothing here checks it. If in doubt, use the planned number")
         )  # fmt: skip
     told = f"The promise for one {plan.unit}: everything that this run released reveals at most this much about it."
     if certificate is None:
@@ -481,17 +482,21 @@ def _attacks(found: Reach, claim: Plan | Certificate, unit: str) -> Html:
         for fpr, tpr in zip(RATES, found.tprs, strict=True)
     ]
     mu = claim.curve.mu if isinstance(claim, Certificate) else claim.mu
-    whole = "" if mu is None else f"The guarantee is exactly Gaussian DP with mu = {rounded_up(mu)}: {_SAYS_ALL}. "
+    whole = "" if mu is None else f"The guarantee is exactly Gaussian DP with mu = {rounded_up(mu)}. {_MU_MEANS} "
     return join(
         tag("h2", "What it means for an attacker"),
         tag("p", f"The strongest attacker knows the data of everybody else, and every model along the way. {whole}"
-            "Its advantage is the second share minus the first, at the rate where that is largest. It is at most "
-            f"{rounded_up(found.advantage, 3)}. These limits are computed from the promise."),
+            "The attacker's advantage is the second share minus the first, at the rate where that is largest. It is at "
+            f"most {rounded_up(found.advantage, 3)}. These limits are computed from the promise."),
         tag("table", head, *rows),
     )  # fmt: skip
 
 
-_SAYS_ALL = "this one number fixes epsilon for every delta"
+_MU_MEANS = (
+    "This says: to tell whether somebody was in the data is as hard as to tell, from one measurement with a normal "
+    "error of size 1, whether the true value is 0 or mu. At mu = 0 nobody can. At mu = 1 the attacker who accuses 1 of "
+    "100 wrongly finds at most 10 of 100, at mu = 3 up to 75. Every epsilon here follows from mu."
+)
 
 
 def _right_text(unit: str, neighbours: str) -> str:

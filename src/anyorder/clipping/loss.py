@@ -58,6 +58,11 @@ _CURE = (
     "take the loss of each example (reduction='none') and the mean over all examples, or give the criterion one "
     "example at a time with anyorder.clipping.ExampleLoss"
 )
+_OF_FROZEN = (
+    "that operation is a layer of a frozen network (a reference model, perhaps): compute what the network gives for "
+    "each example once before training, under torch.no_grad() and in evaluation mode, and put it into the data set as "
+    "a column. nn.GRU, nn.LSTM and nn.RNN on padded sequences, one row for each example, may stay in the loop"
+)
 _UNKNOWN_ORIGIN = Coupled(
     "has a tensor of unknown origin that is not one row for each example: a number that depends on all of them would "
     "couple them, so that one moves the gradients of others. If it is a constant, make it a Python number with "
@@ -580,6 +585,9 @@ class _Tape:
             known = self.watch.known.get(at) if rule is None else None
         except TypeError:  # an argument without a hash: read under the rules each time
             known, at = None, object()
+        own_states = _of_recurrent(args, given) if func in _RECURRENT and rule is None and not kwargs else None
+        if known is None and own_states is not None:
+            known = own_states, None
         if known is not None:
             result = function(*args, **kwargs)
             states, written = known
@@ -829,16 +837,17 @@ class _Tape:
             by_row, copies = [], size
         leaves = [r.tensor if r.port is None else r.tensor.detach().requires_grad_() for r in roots]
 
-        at = ""  # the name of the operation that runs
+        at, frozen = "", False  # the name of the operation that runs, and whether it has weights
 
         def row(*rows: Tensor) -> Tensor:
-            nonlocal at
+            nonlocal at, frozen
             alone = [t.unsqueeze(0).expand(copies, *t.shape) for t in rows]
             values = {r.number: t for r, t in zip(roots, alone, strict=False)}
             operands = dict(zip(by_row, alone[len(roots) :], strict=True))
             for call in calls:
                 args, kwargs = self._replaced((call.args, call.kwargs), values, operands)
                 at = getattr(call.function, "__name__", "")
+                frozen = any(isinstance(self.operands[n], nn.Parameter) for n in _leaves(call, _Operand))
                 with torch.set_grad_enabled(call.with_grad):
                     function = call.function.of(copies) if isinstance(call.function, _Mean) else call.function
                     made = pytree.tree_leaves(function(*args, **kwargs))
@@ -862,7 +871,7 @@ class _Tape:
             pairs = zip(outputs, found, strict=True)
             return {port: torch.zeros_like(t) if g is None else g for (port, t), g in pairs if port is not None}
         # Outside of the handler: a chained error would show the words of torch, with numbers of the batch in them.
-        raise _cannot_map(f"vmap cannot run it ({problem}{f' in {at}' if at else ''})")
+        raise _cannot_map(f"vmap cannot run it ({problem}{f' in {at}' if at else ''})", _OF_FROZEN if frozen else _CURE)
 
     def _needed(self, end: int) -> tuple[list[_Call], set[int]]:
         """The calls that the loss was made by, in order."""
@@ -900,6 +909,29 @@ def _after_a_look(state: State, result: Any, read: set[State]) -> State:
     return state if isinstance(state, Coupled) else NoRule("a look at numbers")
 
 
+_RECURRENT = {torch.gru, torch.lstm, torch.rnn_tanh, torch.rnn_relu}
+
+
+def _of_recurrent(args: Any, given: list[tuple[Tensor, State]]) -> list[State] | None:
+    """The states of output and last states of a frozen recurrent layer on padded sequences; None where not known.
+
+    (input, begun, weights, has_biases, layers, dropout, train, bidirectional, batch_first): each sequence runs by
+    itself, whatever kernel a device has for it, from states (layers, rows, hidden) of its own or public ones. In the
+    calls for packed sequences the lengths stand second and the weights later.
+    """
+    if len(args) != 9 or type(args[3]) is not bool or not isinstance(args[2], (list, tuple)):
+        return None
+    (_, rows), *others = given
+    count = 1 if isinstance(args[1], Tensor) else len(args[1])
+    if not isinstance(rows, ByRow) or rows.dim != (0 if args[8] else 1):
+        return None
+    last = rows._replace(dim=1)
+    begun, weights = others[:count], others[count:]
+    if any(s not in (None, last) for _, s in begun) or any(s is not None for _, s in weights):
+        return None
+    return [rows, *[last] * count]
+
+
 _CONSTANTS = {int, bool, str, type(None)}
 _KEPT = ["promised", "mapped", "proved"]
 _KNOWN = 4096
@@ -924,10 +956,10 @@ def _unseen() -> ModelError:
     )
 
 
-def _cannot_map(why: str) -> ModelError:
+def _cannot_map(why: str, cure: str = _CURE) -> ModelError:
     return ModelError(
         "the loss couples examples, or may: it is not made of operations that are known to keep rows apart, and cannot "
-        f"be run row by row, since {why}, so that one example may move the gradients of others; {_CURE}"
+        f"be run row by row, since {why}, so that one example may move the gradients of others; {cure}"
     )
 
 

@@ -42,7 +42,15 @@ from anyorder.clipping.norms import UnitMap, accumulator_dtype
 from anyorder.clipping.per_example import MayDraw, Passes
 from anyorder.clipping.torch_private import never_compiled
 from anyorder.clipping.validate import iterate_before_passes, refuse_unfit
-from anyorder.errors import ArgumentError, CheckpointError, LoaderError, ModelError, PlanError, TrainingError
+from anyorder.errors import (
+    AnyorderError,
+    ArgumentError,
+    CheckpointError,
+    LoaderError,
+    ModelError,
+    PlanError,
+    TrainingError,
+)
 from anyorder.formats import html_table
 from anyorder.formatting import rounded_up
 from anyorder.ledger import Ledger, Units, numbered
@@ -136,6 +144,11 @@ class _Waiting:
 
 
 _NOTHING = _Waiting([], {})
+
+_PERHAPS_A_GENERATOR = (
+    "If this network is a generator, which makes rows of random numbers and sees no data, it stays outside: give "
+    "make_private the discriminator alone, and train the generator with an optimizer of its own"
+)
 
 
 class Training:
@@ -344,7 +357,12 @@ class Training:
                 "and some units have several rows: rows are matched to units by their place. Give the model the rows "
                 "as the loader gave them, and change their order in the data set"
             )
-        batch = self.loader.identity.find(tensors, known)
+        try:
+            batch = self.loader.identity.find(tensors, known)
+        except AnyorderError as error:
+            if self._networks is None or known is not None:
+                raise
+            raise type(error)(f"{error}. {_PERHAPS_A_GENERATOR}") from None
         self._check_batch(batch)
         return batch, batch.units
 
