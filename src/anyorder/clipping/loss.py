@@ -43,7 +43,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import BackwardCFunction
+from torch.autograd.function import BackwardCFunction, once_differentiable
 from torch.func import vmap
 from torch.nn import functional as F
 
@@ -186,7 +186,7 @@ class LossWatch:
         Not where batches have things of which tensors could be made that nobody follows, such as texts.
         """
         found = False
-        for leaf in () if self.has_unfollowed else _flat(given):
+        for leaf in () if self.has_unfollowed or self.escaped else _flat(given):
             if type(leaf) is _Watched:
                 return False
             found = found or (isinstance(leaf, Tensor) and leaf.requires_grad)
@@ -245,6 +245,14 @@ class LossWatch:
         if tape is not None:
             return _changed(outputs, lambda leaf: tape.follow(leaf, _LOOKED))
         return _changed(outputs, functools.partial(_as_earlier, tapes[0])) if tapes else outputs
+
+    def shown(self, given: Any) -> Any:
+        """What a pass without gradients gets: what hooks and attributes keep of a batch is known as of an earlier one."""
+        if not any(type(leaf) is _Watched for leaf in _flat(given)):
+            return given
+        tape = _Tape(self, 0)
+        tape.close()
+        return _changed(given, lambda leaf: _as_earlier(tape, _plain(leaf)) if type(leaf) is _Watched else leaf)
 
     def _tape_of(self, given: Any, size: int) -> "tuple[_Tape, tuple[Any, ...]]":
         """Where the batch is written down that the model was called with, and which rows of it these are."""
@@ -764,6 +772,7 @@ class _Tape:
             )
         reached, own, leaves = _walk(loss.grad_fn, self.trusted)
         if not reached:  # the loss of a detached copy, perhaps
+            _check_trains_nothing(leaves)
             return Tensor.backward(loss, *args, **kwargs)  # type: ignore[no-untyped-call]
         if own:
             raise _unseen()
@@ -944,21 +953,120 @@ def _needs_gradients() -> ModelError:
 
 
 class _Released(torch.autograd.Function):
-    """An output that a gradient leaves for what came before the model, and for no parameter of it."""
+    """The private model on tensors of no batch. A gradient goes to them from its outputs, and from nothing else of it:
+    the model ran on `cut`, copies of them without their graph. `before` are they themselves.
+    """
 
     @staticmethod
-    def forward(ctx: Any, output: Tensor) -> Tensor:
-        ctx.of_released = True
-        return output.view_as(output)
+    def forward(ctx: Any, inside: list[Tensor], cut: list[Tensor], *before: Tensor) -> tuple[Tensor, ...]:
+        ctx.of_released, ctx.inside, ctx.cut = True, inside, cut
+        ctx.set_materialize_grads(False)
+        return tuple(output.detach() for output in inside)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return gradient
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        if not _free:
+            raise _not_free()
+        came = [(output, g) for output, g in zip(ctx.inside, gradients, strict=True) if g is not None]
+        outputs, given = [output for output, _ in came], [g for _, g in came]
+        _passed.append(ctx)
+        try:
+            found = torch.autograd.grad(outputs, ctx.cut, given, retain_graph=True, allow_unused=True)
+        finally:
+            _passed.pop()
+        return None, None, *found
 
 
-def of_released(output: Tensor) -> Tensor:
-    """An output on such tensors: a loss of it and of a batch is refused."""
-    return _Released.apply(output)  # type: ignore[no-any-return,no-untyped-call]
+_free: list[Any] = []
+"""The backward pass of a generator's step that runs now: in it no number of a batch is touched."""
+_passed: list[Any] = []
+"""The nodes of `_Released` of which the gradients are taken now."""
+
+
+def _not_free() -> ModelError:
+    return ModelError(
+        "a gradient goes to a generator through the private model by a way that is not followed: features that a hook "
+        "or an attribute kept, gradients given by hand, an autograd.Function of one's own, or a tensor of a batch in "
+        "the backward pass. It would train on private data what no noise covers. Call loss.backward() on a loss made "
+        "of the private model's outputs by torch's functions, without numbers of a batch"
+    )
+
+
+def _check_passed(gradient: Tensor) -> None:
+    """Raises: ModelError for a gradient of a loss that has something of the model which is no output of it."""
+    if not _passed:
+        raise _not_free()
+
+
+def released(model: Callable[..., Any], given: Any, otherwise: Callable[[Any], Any]) -> Any:
+    """The outputs of `model(*args, **kwargs)`, given = (args, kwargs), of which a loss trains what came before.
+
+    Args:
+        otherwise: what becomes of outputs without gradients.
+    Raises: ModelError, in the backward pass, for a loss that has numbers of a batch, or comes by another way.
+    """
+    before: list[Tensor] = []
+    cut: list[Tensor] = []
+
+    def alone(leaf: Tensor) -> Tensor:
+        if not leaf.requires_grad:
+            return leaf
+        before.append(_ordinary(leaf))
+        cut.append(before[-1].detach().requires_grad_())
+        cut[-1].register_hook(_check_passed)  # type: ignore[no-untyped-call]
+        return cut[-1].clone()  # which the model may write into
+
+    args, kwargs = _changed(given, alone)
+    leaves, structure = pytree.tree_flatten(model(*args, **kwargs))
+    inside = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
+    made = iter(map(_as_generated, _Released.apply(inside, cut, *before)) if inside else ())  # type: ignore[no-untyped-call]
+    outputs = [next(made) if isinstance(x, Tensor) and x.requires_grad else otherwise(x) for x in leaves]
+    return pytree.tree_unflatten(outputs, structure)
+
+
+def _as_generated(tensor: Tensor) -> Tensor:
+    if type(tensor) is Tensor and tensor.requires_grad:
+        tensor.__class__ = _Generated
+    return tensor
+
+
+class _Generated(Tensor):
+    """An output of `released`, or what was computed of it with gradients: a loss of it goes back by `backward` alone."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _ordinary(self).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+
+    @staticmethod
+    @private.never_compiled
+    def __torch_function__(func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if any(issubclass(kind, (_Watched, _TakenOut)) for kind in types):
+            return NotImplemented
+        if func is not Tensor.backward and func not in _BACK:
+            with private.WithoutSubclasses():
+                return pytree.tree_map_only(Tensor, _as_generated, func(*args, **kwargs))
+        first, *rest = args or (kwargs.pop("outputs"),)
+        place, name = (0, "gradient") if func is Tensor.backward else (1, "grad_outputs")
+        given = rest[place] if len(rest) > place else kwargs.get(name)
+        others = pytree.tree_leaves((rest, kwargs))
+        if given is not None or any(type(one) is _Generated for one in others):
+            raise _not_free()
+        _free.append(func)
+        try:  # not without subclasses: what hooks do with numbers of a batch is to be seen
+            return func(pytree.tree_map_only(_Generated, _ordinary, first), *rest, **kwargs)
+        finally:
+            _free.pop()
+
+
+def _check_trains_nothing(leaves: list[Tensor]) -> None:
+    """Raises: ModelError where a loss of a batch, of no private output, trains tensors that are not of the batch."""
+    if any(type(leaf) is not _Watched for leaf in leaves):
+        raise ModelError(
+            "a loss of the batch that has no output of the private model trains other tensors, a part of the model that "
+            "was called by itself or another network: they would get gradients without noise. Call the private model "
+            "that make_private returned; give it every network that learns from the batch"
+        )
 
 
 def _other_rows(what: str) -> ModelError:
@@ -1227,6 +1335,8 @@ class _Watched(Tensor):
     @private.never_compiled
     def __torch_function__(func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if _free:
+            raise _not_free()
         with private.WithoutSubclasses():
             if _is_ordinary(func) and not _given_alone:  # as most are: the ways below lead to the same
                 tape = _tape_of(args, kwargs)
@@ -1249,6 +1359,8 @@ class _Watched(Tensor):
             if func in _BACK:
                 for output in pytree.tree_leaves(args[0] if args else kwargs["outputs"]):
                     _walk(output.grad_fn, ())  # which refuses those of a generator
+                wanted = pytree.tree_leaves(args[1] if len(args) > 1 else kwargs["inputs"])
+                _check_trains_nothing([one for one in wanted if one.is_leaf])
             tape = _tape_of(args, kwargs)
             if tape is None or tape.closed:
                 return _of_earlier(tape, func, args, kwargs)
@@ -1416,7 +1528,9 @@ def _place(watched: Any) -> tuple[_Tape | None, int]:
 def _of_earlier(tape: _Tape | None, func: Any, args: Any, kwargs: Any) -> Any:
     """A function of tensors of a batch whose backward pass has run: the results are of it too."""
     if func is Tensor.backward:
-        _walk(args[0].grad_fn, ())
+        reached, _, leaves = _walk(args[0].grad_fn, ())
+        if not reached:
+            _check_trains_nothing(leaves)
         return func(*unwatched(args), **unwatched(kwargs))  # type: ignore[no-untyped-call]
 
     sets = getattr(func, "__name__", "") == "__set__" and isinstance(args[1], Tensor)

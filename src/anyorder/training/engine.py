@@ -36,7 +36,7 @@ from torch.utils.data import DistributedSampler, IterableDataset
 from anyorder import checks
 from anyorder.clipping import make_clipping
 from anyorder.clipping.clip_rules import Cut, Rule
-from anyorder.clipping.loss import LossWatch, of_released, unwatched
+from anyorder.clipping.loss import LossWatch, released, unwatched
 from anyorder.clipping.mapping import reparametrized
 from anyorder.clipping.norms import UnitMap, accumulator_dtype
 from anyorder.clipping.per_example import MayDraw, Passes
@@ -902,20 +902,20 @@ class PrivateModule(nn.Module):
     @never_compiled  # by who compiles what `make_private` returned: the ledger and the engine are no part of a graph
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's outputs, one row for each example."""
-        released = torch.is_grad_enabled() and self._watch.is_released((args, kwargs))
-        if self.training and torch.is_grad_enabled() and not released:
+        is_released = torch.is_grad_enabled() and self._watch.is_released((args, kwargs))
+        if self.training and torch.is_grad_enabled() and not is_released:
             return self._private_forward(args, kwargs)
         given = args, kwargs
-        args, kwargs = unwatched(args), unwatched(kwargs)
+        args, kwargs = self._watch.shown(given)
         if self._check_shown is not None:
             self._check_shown()
         if not torch.is_grad_enabled():
-            return self._watch.looked(self.module(*args, **kwargs), given)
+            return self._watch.looked(unwatched(self.module(*args, **kwargs)), given)
         whole = self.module if self._whole is None else self._whole.gather()
         with reparametrized(whole, {name: p.detach() for name, p in whole.named_parameters()}):
-            outputs = whole(*args, **kwargs)
-        if released:  # of weights that were released and a generator's numbers: post-processing
-            return pytree.tree_map(_of_generator, outputs)
+            if is_released:  # of weights that were released and a generator's numbers: post-processing
+                return released(whole, given, _of_evaluation)
+            outputs = unwatched(whole(*args, **kwargs))
         return self._watch.looked(pytree.tree_map(_of_evaluation, outputs), given)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -973,10 +973,6 @@ def _of_evaluation(leaf: Any) -> Any:
     if not isinstance(leaf, Tensor) or leaf.requires_grad or not (leaf.is_floating_point() or leaf.is_complex()):
         return leaf
     return _Evaluation.apply(torch.zeros((), requires_grad=True), leaf)  # type: ignore[no-untyped-call]
-
-
-def _of_generator(leaf: Any) -> Any:
-    return of_released(leaf) if isinstance(leaf, Tensor) and leaf.requires_grad else _of_evaluation(leaf)
 
 
 def _into_the_module(private: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
