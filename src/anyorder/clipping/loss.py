@@ -247,7 +247,7 @@ class LossWatch:
         return _changed(outputs, functools.partial(_as_earlier, tapes[0])) if tapes else outputs
 
     def shown(self, given: Any) -> Any:
-        """What a pass without gradients gets: what hooks and attributes keep of a batch is known as of an earlier one."""
+        """What a pass without gradients gets: what hooks and attributes keep of it is known as of an earlier batch."""
         if not any(type(leaf) is _Watched for leaf in _flat(given)):
             return given
         tape = _Tape(self, 0)
@@ -1032,7 +1032,7 @@ def _as_generated(tensor: Tensor) -> Tensor:
 
 
 class _Generated(Tensor):
-    """An output of `released`, or what was computed of it with gradients: a loss of it goes back by `backward` alone."""
+    """An output of `released`, or what was computed of it: a loss of it goes back by `backward` or `grad` alone."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _ordinary(self).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
@@ -1063,7 +1063,7 @@ def _check_trains_nothing(leaves: list[Tensor]) -> None:
     """Raises: ModelError where a loss of a batch, of no private output, trains tensors that are not of the batch."""
     if any(type(leaf) is not _Watched for leaf in leaves):
         raise ModelError(
-            "a loss of the batch that has no output of the private model trains other tensors, a part of the model that "
+            "a loss of the batch without an output of the private model trains other tensors, a part of the model that "
             "was called by itself or another network: they would get gradients without noise. Call the private model "
             "that make_private returned; give it every network that learns from the batch"
         )
