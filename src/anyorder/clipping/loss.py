@@ -243,13 +243,15 @@ class LossWatch:
         tapes = [_place(leaf)[0] for leaf in _flat(given) if type(leaf) is _Watched]
         tape = next((tape for tape in tapes if tape is not None and not tape.closed), None)
         if tape is not None:
-            return _changed(outputs, lambda leaf: tape.follow(leaf, _LOOKED))
+            return _changed(outputs, lambda leaf: tape.follow(_plain(leaf), _LOOKED))
         return _changed(outputs, functools.partial(_as_earlier, tapes[0])) if tapes else outputs
 
-    def shown(self, given: Any) -> Any:
-        """What a pass without gradients gets: what hooks and attributes keep of it is known as of an earlier batch."""
-        if not any(type(leaf) is _Watched for leaf in _flat(given)):
-            return given
+    def shown(self, module: nn.Module, given: Any) -> Any:
+        """What a pass without gradients gets: where hooks could keep something of a batch, it is known as of an earlier
+        one. Anywhere else these are the ordinary tensors.
+        """
+        if not any(part._forward_hooks or part._forward_pre_hooks for part in module.modules()):
+            return unwatched(given)
         tape = _Tape(self, 0)
         tape.close()
         return _changed(given, lambda leaf: _as_earlier(tape, _plain(leaf)) if type(leaf) is _Watched else leaf)
@@ -772,7 +774,7 @@ class _Tape:
             )
         reached, own, leaves = _walk(loss.grad_fn, self.trusted)
         if not reached:  # the loss of a detached copy, perhaps
-            _check_trains_nothing(leaves)
+            _check_trains_nothing(self, leaves)
             return Tensor.backward(loss, *args, **kwargs)  # type: ignore[no-untyped-call]
         if own:
             raise _unseen()
@@ -1059,13 +1061,17 @@ class _Generated(Tensor):
             _free.pop()
 
 
-def _check_trains_nothing(leaves: list[Tensor]) -> None:
-    """Raises: ModelError where a loss of a batch, of no private output, trains tensors that are not of the batch."""
-    if any(type(leaf) is not _Watched for leaf in leaves):
+def _check_trains_nothing(tape: "_Tape | None", leaves: list[Tensor]) -> None:
+    """Raises: ModelError where a loss of a batch, of no private output, trains tensors that are not of the batch.
+
+    Gradients that come to the private model's own parameters past it are refused by the step.
+    """
+    own = {} if tape is None else tape.watch.parameters
+    if any(type(leaf) is not _Watched and id(leaf) not in own for leaf in leaves):
         raise ModelError(
-            "a loss of the batch without an output of the private model trains other tensors, a part of the model that "
-            "was called by itself or another network: they would get gradients without noise. Call the private model "
-            "that make_private returned; give it every network that learns from the batch"
+            "a loss of the batch without an output of the private model trains other tensors, another network perhaps: "
+            "they would get gradients without noise. Give make_private every network that learns from the batch. A "
+            "network that is not to be private learns from the loader that make_private was given"
         )
 
 
@@ -1359,9 +1365,10 @@ class _Watched(Tensor):
             if func in _BACK:
                 for output in pytree.tree_leaves(args[0] if args else kwargs["outputs"]):
                     _walk(output.grad_fn, ())  # which refuses those of a generator
-                wanted = pytree.tree_leaves(args[1] if len(args) > 1 else kwargs["inputs"])
-                _check_trains_nothing([one for one in wanted if one.is_leaf])
             tape = _tape_of(args, kwargs)
+            if func in _BACK:
+                wanted = pytree.tree_leaves(args[1] if len(args) > 1 else kwargs["inputs"])
+                _check_trains_nothing(tape, [one for one in wanted if one.is_leaf])
             if tape is None or tape.closed:
                 return _of_earlier(tape, func, args, kwargs)
             if func is Tensor.backward:
@@ -1530,7 +1537,7 @@ def _of_earlier(tape: _Tape | None, func: Any, args: Any, kwargs: Any) -> Any:
     if func is Tensor.backward:
         reached, _, leaves = _walk(args[0].grad_fn, ())
         if not reached:
-            _check_trains_nothing(leaves)
+            _check_trains_nothing(tape, leaves)
         return func(*unwatched(args), **unwatched(kwargs))  # type: ignore[no-untyped-call]
 
     sets = getattr(func, "__name__", "") == "__set__" and isinstance(args[1], Tensor)

@@ -906,16 +906,16 @@ class PrivateModule(nn.Module):
         if self.training and torch.is_grad_enabled() and not is_released:
             return self._private_forward(args, kwargs)
         given = args, kwargs
-        args, kwargs = self._watch.shown(given)
+        args, kwargs = self._watch.shown(self.module, given)
         if self._check_shown is not None:
             self._check_shown()
         if not torch.is_grad_enabled():
-            return self._watch.looked(unwatched(self.module(*args, **kwargs)), given)
+            return self._watch.looked(self.module(*args, **kwargs), given)
         whole = self.module if self._whole is None else self._whole.gather()
         with reparametrized(whole, {name: p.detach() for name, p in whole.named_parameters()}):
             if is_released:  # of weights that were released and a generator's numbers: post-processing
                 return released(whole, given, _of_evaluation)
-            outputs = unwatched(whole(*args, **kwargs))
+            outputs = whole(*args, **kwargs)
         return self._watch.looked(pytree.tree_map(_of_evaluation, outputs), given)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -970,7 +970,10 @@ class _Evaluation(torch.autograd.Function):
 
 
 def _of_evaluation(leaf: Any) -> Any:
-    if not isinstance(leaf, Tensor) or leaf.requires_grad or not (leaf.is_floating_point() or leaf.is_complex()):
+    if not isinstance(leaf, Tensor):
+        return leaf
+    leaf = unwatched(leaf)
+    if leaf.requires_grad or not (leaf.is_floating_point() or leaf.is_complex()):
         return leaf
     return _Evaluation.apply(torch.zeros((), requires_grad=True), leaf)  # type: ignore[no-untyped-call]
 
