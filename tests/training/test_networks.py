@@ -486,9 +486,10 @@ def score(private, fake, x, looks):
 
 
 WAYS = [
-    *((f, g, without) for f in (kept_by_a_hook, kept_as_weight) for g in (backward, grad)),
+    *((f, g, without) for f in (kept_as_weight, hook, own_function) for g in (backward, grad)),
+    (kept_by_a_hook, backward, without),
     *((f, backward, evaluated) for f in (kept_by_a_hook, kept_as_weight)),
-    *((f, g, without) for f in (by_a_part, of_the_batch_alone, hook, own_function) for g in (backward, grad)),
+    *((f, backward, without) for f in (by_a_part, of_the_batch_alone)),
     *((f, backward, without) for f in (kept_as_attribute, kept_and_public, own_function_before)),
     *((score, g, without) for g in (of_the_batch, several, grad_of_the_batch)),
 ]
