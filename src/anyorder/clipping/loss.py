@@ -217,8 +217,12 @@ class LossWatch:
     def check_target(self, written: Any) -> None:
         """Refuse to write numbers of a batch into the model, of which they would be told and move later gradients.
 
-        Raises: ModelError for a tensor that shows memory of a parameter, a buffer or an attribute of its modules.
+        Raises: ModelError for a tensor that shows memory of a parameter, a buffer or an attribute of its modules, and
+            for a parameter that another network trains.
         """
+        for one in written if isinstance(written, (list, tuple)) else [written]:  # as an optimizer writes
+            if type(one) is nn.Parameter and one.requires_grad and id(one) not in self.parameters:
+                raise _trains_others()
         if self.model is None or not isinstance(written, Tensor) or written.layout is not torch.strided:
             return
         own, start = {type(written), *_ORDINARY}, _start(written)
@@ -1068,11 +1072,16 @@ def _check_trains_nothing(tape: "_Tape | None", leaves: list[Tensor]) -> None:
     """
     own = {} if tape is None else tape.watch.parameters
     if any(type(leaf) is not _Watched and id(leaf) not in own for leaf in leaves):
-        raise ModelError(
-            "a loss of the batch without an output of the private model trains other tensors, another network perhaps: "
-            "they would get gradients without noise. Give make_private every network that learns from the batch. A "
-            "network that is not to be private learns from the loader that make_private was given"
-        )
+        raise _trains_others()
+
+
+def _trains_others() -> ModelError:
+    return ModelError(
+        "what was computed of the batch, and not of outputs of the private model alone, trains other tensors, those of "
+        "another network perhaps: they would learn from private data without noise. Give make_private every network "
+        "that learns from the batch. A network that is not to be private learns from the loader that make_private was "
+        "given"
+    )
 
 
 def _other_rows(what: str) -> ModelError:
