@@ -1136,6 +1136,8 @@ def _walk(start: Any, trusted: Sequence[Any]) -> tuple[bool, bool, list[Tensor]]
         if node in trusted or (isinstance(node, BackwardCFunction) and "of_outputs" in vars(node)):
             reached = True
             continue
+        if isinstance(node, BackwardCFunction) and "of_evaluation" in vars(node):  # which no gradient passes
+            continue
         own = own or isinstance(node, BackwardCFunction)
         if (leaf := getattr(node, "variable", None)) is not None:
             leaves.append(leaf)

@@ -959,6 +959,7 @@ class _Evaluation(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, root: Tensor, output: Tensor) -> Tensor:
+        ctx.of_evaluation = True
         return output.view_as(output)
 
     @staticmethod
