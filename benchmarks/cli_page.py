@@ -6,6 +6,7 @@ python -m benchmarks.cli_page --check  # says whether it is as the commands are
 
 import argparse
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,11 +38,14 @@ def exit_codes() -> str:
 
 
 def reference() -> str:
-    """Every command: what it does, examples, options."""
+    """Every command: what it does, examples, options; what several commands share comes first."""
     return "\n".join(_all_commands())
 
 
 def _all_commands() -> Iterator[str]:
+    shared = _shared()
+    rows = "\n".join(sorted(f"| `{name}` | {meaning} |" for name, meaning in shared))
+    yield f"### Options of several commands\n\n| option | meaning |\n|---|---|\n{rows}\n"
     group = None
     for name, (panel, _, _) in COMMANDS.items():
         if panel != group:
@@ -50,28 +54,46 @@ def _all_commands() -> Iterator[str]:
         command = load_command(name)
         found = getattr(command, "commands", None)
         if found is None:
-            yield from _one(f"anyorder {name}", command)
+            yield from _one(f"anyorder {name}", command, shared)
         else:
             yield f"#### anyorder {name}\n\n{_words(command.help)}\n"
             for inner, one in found.items():
-                yield from _one(f"anyorder {name} {inner}", one)
+                yield from _one(f"anyorder {name} {inner}", one, shared)
 
 
-def _one(name: str, command: Any) -> Iterator[str]:
+def _shared() -> set[tuple[str, str]]:
+    """(option, meaning) that two commands or more have alike; defaults may differ."""
+    commands = [load_command(name) for name in COMMANDS]
+    every = [one for command in commands for one in getattr(command, "commands", {"": command}).values()]
+    counts = Counter(_said(option) for command in every for option in command.params if not option.required)
+    return {said for said, count in counts.items() if count > 1 and said[0].startswith("--")}
+
+
+def _said(option: Any) -> tuple[str, str]:
+    return f"{option.opts[-1]}{_type(option)}" if option.opts[-1][0] == "-" else "", _cell(option.help)
+
+
+def _one(name: str, command: Any, shared: set[tuple[str, str]]) -> Iterator[str]:
     arguments = [one for one in command.params if one.param_type_name == "argument"]
     options = [one for one in command.params if one.param_type_name == "option"]
     needed = [f"{one.opts[-1]} {_value(one)}" for one in options if one.required]
     usage = " ".join([name, *(_metavar(one) for one in arguments), *needed, "[OPTIONS]"])
     yield f"#### {name}\n\n```text\n{usage}\n```\n\n{_words(command.help)}\n"
+    own = [one for one in options if one.required or _said(one) not in shared]
     rows = [
         *(f"| `{_metavar(one)}` | {_default(one)} | {_cell(one.help)} |" for one in arguments),
-        *(f"| `{one.opts[-1]}{_type(one)}` | {_default(one)} | {_cell(one.help)} |" for one in options),
+        *(f"| `{one.opts[-1]}{_type(one)}` | {_default(one)} | {_cell(one.help)} |" for one in own),
     ]
-    yield "| option | default | meaning |\n|---|---|---|\n" + "\n".join(rows) + "\n"
+    if rows:
+        yield "| option | default | meaning |\n|---|---|---|\n" + "\n".join(rows) + "\n"
+    rest = [one for one in options if one not in own and one.opts[-1] != "--json"]  # every command has --json
+    others = [f"`{one.opts[-1]}`" + (f" ({_default(one)})" if _default(one) else "") for one in rest]
+    if others:
+        yield f"[Shared options](#options-of-several-commands): {', '.join(others)}.\n"
 
 
 def _words(text: str) -> str:
-    """The help as Markdown: lines that begin with a prompt are examples."""
+    """The help as Markdown: lines that begin with a prompt are examples. Exit codes have a table of their own."""
     made: list[str] = []
     for paragraph in text.split("\n\n"):
         line = " ".join(paragraph.split())
@@ -80,7 +102,7 @@ def _words(text: str) -> str:
                 made[-1] = made[-1].removesuffix("\n```") + f"\n{line[2:]}\n```"
             else:
                 made.append(f"```bash\n{line[2:]}\n```")
-        elif line:
+        elif line and not line.startswith("Exit code"):
             made.append(_plain(re.sub(r"^\.\. ", "Add ", line)))
     return "\n\n".join(made)
 

@@ -31,12 +31,6 @@ class Part(NamedTuple):
 
 PARTS = (
     Part("epsilon that is printed for an ordinary loader; ours is valid", "Opacus", "train --only opacus", "prv"),
-    Part(
-        "epsilon that is printed, and what an attack shows of it",
-        "Opacus, jax_privacy, opake",
-        "audit --only peers",
-        ": claimed$|f_dp",
-    ),
     Part("noise, time an element", "jax_privacy, opake", "noise --only peers", "beside"),
     Part("noise, time an element", "torch.normal", "noise --only torch", "beside torch"),
     Part("a clipped step, time", "Opacus, opake, plain torch", "clipping --only mlp", ""),
@@ -76,17 +70,22 @@ def page(found: list[dict[str, object]]) -> str:
         if not own:
             continue
         title = f"### {part.question[0].upper()}{part.question[1:]}, compared with {part.peer}"
+        names = [_plain(str(one["name"])) for one in own]
+        common = _common(names)
+        units = {str(one["unit"]) for one in own}
+        unit = units.pop() if len(units) == 1 else ""
+        sizes = f" {common.rstrip(' ,:;')}." if common else ""
         lines = [
             title,
             "",
-            f"`python -m benchmarks.{part.command} --quick`, {own[0]['date']}.",
+            f"`python -m benchmarks.{part.command} --quick`, {own[0]['date']}.{sizes}",
             "",
-            "| what | anyorder | peer | unit |",
-            "|---|---|---|---|",
+            f"| {unit} | anyorder | peer |" + ("" if unit else " unit |"),
+            "|---|---|---|" + ("" if unit else "---|"),
         ]
-        lines += [
-            f"| {_plain(str(one['name']))} | {one['ours']:.4g} | {one['peer']:.4g} | {one['unit']} |" for one in own
-        ]
+        for name, one in zip(names, own, strict=True):
+            last = "" if unit else f" {one['unit']} |"
+            lines.append(f"| {name[len(common) :]} | {one['ours']:.4g} | {one['peer']:.4g} |{last}")
         tables.append("\n".join(lines))
     return "\n\n".join(tables)
 
@@ -94,6 +93,17 @@ def page(found: list[dict[str, object]]) -> str:
 def _plain(name: str) -> str:
     """Without the project's own targets, which are no fact about others."""
     return re.sub(r" ?\(target [^)]*\)", "", name).replace(", beside ", ", compared with ").replace("|", "\\|")
+
+
+def _common(names: list[str]) -> str:
+    """The words that all names begin with, and that stand once above a table of them."""
+    first = names[0]
+    ends = [
+        found.end()
+        for found in re.finditer(r"[,:;] ", first)
+        if all(name[: found.end()] == first[: found.end()] for name in names)
+    ]
+    return first[: max(ends, default=0)] if len(names) > 1 else ""
 
 
 def kept() -> list[dict[str, object]]:

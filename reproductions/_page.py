@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import re
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import get_args
@@ -22,14 +24,16 @@ machine, time and versions. A verdict is one of:
 
 - *holds*, or *fails*;
 - *holds, scaled down*, or *fails, scaled down*: on a smaller task than the paper's;
-- *undecided*: seeds, spread and task could not tell. The page of the paper states the number of seeds, the half width
-  of a 95 % interval, and the least difference that matters. The rule is the same for successes and misses;
+- *undecided*: seeds, spread and task could not tell. The rule is the same for successes and misses;
 - *not tried*, with the reason.
 
-The page of a paper has every claim with its command, which runs it again. Powers stand in `reproductions/powers.toml`:
-seeds, least difference, and how far the task is from the paper's. *Power stated after the run* marks a verdict whose
-runs are older than its power. *Stored runs* marks one whose command reads runs that are on file; `--fresh` runs them
-again, but for those of another benchmark, whose command it prints.
+The page of a paper has each claim with the command that runs it again. "3 seeds, ± 0.8 points, least 0.5" is the power
+of an experiment: the number of seeds, the half width of a 95 % interval, and the least difference that matters. Powers
+are stated in `reproductions/powers.toml`, with how far the task is from the paper's.
+
+- † The power was stated, or changed, after the runs that it judges.
+- ‡ The command reads runs that are on file. `--fresh` runs them again, except those of another benchmark, whose command
+  it prints.
 """
 
 SECTIONS: dict[str, tuple[Verdict, ...]] = {
@@ -85,32 +89,51 @@ def index(titles: dict[str, str], kept: dict[str, list[Kept]]) -> str:
 
 
 def page(title: str, paper: str, rows: list[Kept]) -> str:
-    """One paper: what fails, what is undecided, what holds, and what was not tried; the plots."""
+    """One paper: what fails, what is undecided, what holds, and what was not tried; notes and plots."""
+    notes = repeated(row.claim.why for row in rows)
     text = [
         f"{HIDDEN}# {title}\n",
         (
-            f"Each claim is run again by `python -m reproductions {paper} COMMAND`, with the command of its row. "
+            f"`python -m reproductions {paper} COMMAND` runs a claim again, with the command of its row. "
             f"`reproductions/results/{paper}.jsonl` has seeds, time, machine and versions. "
-            "[What a verdict means](index.md).\n"
+            "[Verdicts, powers, † and ‡](index.md).\n"
         ),
     ]
     for heading, verdicts in SECTIONS.items():
         claims = [row for row in rows if row.claim.verdict in verdicts]
         if claims:
-            told = heading != "What holds"
-            head = ["where", "claim", "they say", "we got", *(["why"] if told else []), "command"]
+            left_out = {"What holds": {"why"}, "What was not tried": {"we got"}}.get(heading, set())
+            found = [cells(row, notes) for row in claims]
+            head = [name for name in found[0] if name not in left_out]
             text += [f"## {heading}\n", f"| {' | '.join(head)} |\n{'|---' * len(head)}|"]
-            text += ["| " + " | ".join(cells(row, reasons=told)) + " |" for row in claims] + [""]
+            text += ["| " + " | ".join(row[name] for name in head) + " |" for row in found] + [""]
+    if notes:
+        text += ["## Notes\n", *(f"- **{letter}**: {sentence}" for sentence, letter in notes.items()), ""]
     drawn = [row for row in rows if row.claim.curves is not None]
     if drawn:
         text.append("## Plots\n")
     for row in drawn:
         curves = row.claim.curves
         assert curves is not None
-        text.append(
-            f"{row.claim.place}: {row.claim.statement}.\n\n![{curves.y} against {curves.x}]({plot_name(row)})\n"
-        )
+        text.append(f"{row.claim.place}:\n\n![{curves.y} against {curves.x}]({plot_name(row)})\n")
     return "\n".join(text)
+
+
+def sentences(why: str) -> list[str]:
+    """Of a reason, with its power in few words."""
+    why = re.sub(
+        r"Power: (\d+ seeds?), differences (?:known to within (.+?) \(95 %\)|of (unknown spread)), (\S+) matter\.",
+        lambda found: f"{found[1]}, {'± ' + found[2] if found[2] else found[3]}, least {found[4]}.",
+        why,
+    )
+    return re.split(r"(?<=\.)\s+(?=[A-Z0-9])", why)
+
+
+def repeated(reasons: Iterable[str]) -> dict[str, str]:
+    """Long sentences of two reasons or more, and the letter that stands for each."""
+    counts = Counter(sentence.removesuffix(".") for why in reasons for sentence in sentences(why))
+    often = [sentence for sentence, count in counts.items() if count > 1 and len(sentence) > 75]
+    return {sentence: chr(ord("a") + place) for place, sentence in enumerate(often)}
 
 
 def power_mark(row: Kept) -> str:
@@ -119,17 +142,23 @@ def power_mark(row: Kept) -> str:
     if not row.claim.ours or (power is None and not row.power):
         return ""
     late = row.late or power is None or row.power != power.digest
-    return f"power stated {'after' if late else 'before'} the run"
+    return "†" if late else ""
 
 
-def cells(row: Kept, *, reasons: bool) -> list[str]:
-    """The row of a claim."""
+def cells(row: Kept, notes: dict[str, str]) -> dict[str, str]:
+    """The row of a claim, by column."""
     claim = row.claim
-    stored = "stored runs" if claim.stored or claim.measured else ""
-    marks = "".join(f" *({mark})*" for mark in (power_mark(row), stored) if mark)
+    marks = power_mark(row) + ("‡" if claim.stored or claim.measured else "")
     scaled = f" (**{claim.verdict}**)" if "scaled down" in claim.verdict else ""
-    found = [claim.place, claim.statement + scaled + marks, claim.theirs, claim.ours, *([claim.why] if reasons else [])]
-    return [cell.replace("|", "\\|") for cell in found] + [f"`{claim.command.rpartition(' ')[2]}`"]
+    said = [sentence.removesuffix(".") for sentence in sentences(claim.why)]
+    letters = ", ".join(sorted(notes[one] for one in said if one in notes))
+    why = ". ".join([*(one for one in said if one not in notes), *([f"Note {letters}"] if letters else [])])
+    found = {
+        "where": claim.place, "claim": claim.statement + scaled + (f" {marks}" if marks else ""),
+        "they say": claim.theirs, "we got": claim.ours, "why": why,
+    }  # fmt: skip
+    command = {"command": f"`{claim.command.rpartition(' ')[2]}`"}
+    return {name: cell.replace("|", "\\|") for name, cell in found.items()} | command
 
 
 def mark(curves: Curves) -> str:

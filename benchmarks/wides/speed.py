@@ -28,7 +28,7 @@ from benchmarks._peers import OPACUS, TENSORFLOW, TENSORFLOW_PRIVACY, interprete
 from benchmarks._report import Row, judged
 from benchmarks.peers.wide_model import Batches, Pairs, losses
 from benchmarks.peers.wide_task import CLIP, IDS, LR, WARM, WIDTH, Clock, batches
-from benchmarks.wides.page import kept
+from benchmarks.wides.page import put
 
 PEERS = Path(__file__).parents[1] / "peers"
 LAZY = {  # words of the table -> of the plan
@@ -44,18 +44,33 @@ KEPT = {"independent": 0, "blt, 2 buffers": 2, "blt, 3 buffers": 3, "banded inve
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """All; a whole measurement is written on the page."""
-    yield from _rows(quick) if quick else kept("speed", _rows(quick))
-
-
-def _rows(quick: bool) -> Iterator[Row]:
-    """Times of every size, then memory."""
+    """Times and memory of every size; a whole measurement is written on the page."""
     sizes = [(20_000, 64)] if quick else [(100_000, 64), (1_000_000, 64), (100_000, 2000), (1_000_000, 2000)]
+    columns: dict[str, dict[str, float]] = {}
     for size, batch in sizes:
-        yield from _of(size, batch, turns=1 if quick else 3)
+        where = f"{size} rows, batch {batch}"
+        times, memory = _of(size, batch, turns=1 if quick else 3)
+        yield from _times(times, where)
+        yield from _memory(memory, size, where)
+        columns |= {
+            f"{where}, CPU ms": times,
+            f"{where}, MB": memory,
+            f"{where}, stated": {n: _stated(n, size) for n in times},
+        }
+    if not quick:
+        put("speed", _table(columns))
 
 
-def _of(size: int, batch: int, turns: int) -> Iterator[Row]:
+def _table(columns: dict[str, dict[str, float]]) -> Iterator[str]:
+    """A line for each way."""
+    yield f"| | {' | '.join(columns)} |"
+    yield "|---" * (len(columns) + 1) + "|"
+    for name in next(iter(columns.values())):
+        yield f"| {name} | {' | '.join(format(float(format(found[name], '.3g')), 'g') for found in columns.values())} |"
+
+
+def _of(size: int, batch: int, turns: int) -> tuple[dict[str, float], dict[str, float]]:
+    """Of each way the milliseconds of a step, and the MB that the process grew by."""
     commands = {name: [*_US, kind, size, batch, 100] for name, kind in _ours().items()}
     commands["dense"] = [*_US, "dense", size, batch, 5]
     commands["Opacus"] = [interpreter(*OPACUS, module="opacus"), PEERS / "wide_opacus.py", "ghost", size, batch, 5]
@@ -67,9 +82,7 @@ def _of(size: int, batch: int, turns: int) -> Iterator[Row]:
         for name, command in commands.items():
             found[name].append(_measured([str(word) for word in command]))
     times = {name: median(1000 * t for run in runs for t in run["seconds"]) for name, runs in found.items()}
-    memory = {name: median(run["bytes"] for run in runs) / 2**20 for name, runs in found.items()}
-    yield from _times(times, f"{size} rows, batch {batch}")
-    yield from _memory(memory, size, f"{size} rows, batch {batch}")
+    return times, {name: median(run["bytes"] for run in runs) / 2**20 for name, runs in found.items()}
 
 
 _US = (sys.executable, "-m", "benchmarks.wides.speed")
@@ -97,13 +110,19 @@ def _times(times: dict[str, float], where: str) -> Iterator[Row]:
 
 def _memory(memory: dict[str, float], size: int, where: str) -> Iterator[Row]:
     """Ours: how much the process grew; the peer: the table, what is kept of it, and a number for each row."""
-    table = size * WIDTH * 4 / 2**20
     for name in ("non-private", *LAZY, "selected by counts"):
-        stated = table * (1 + KEPT.get(LAZY.get(name, ""), 0)) + (size * 8 / 2**20 if name in LAZY else 0)
+        stated = _stated(name, size)
         title = f"{where}: memory, {name}; peer: table and state"
         yield Row(title, memory[name], stated, stated / memory[name], "MB")
     for name in ("dense", "Opacus", "tensorflow_privacy's AdaFEST"):
+        table = _stated(name, size)
         yield Row(f"{where}: memory, {name}; peer: table", memory[name], table, table / memory[name], "MB")
+
+
+def _stated(name: str, size: int) -> float:
+    """MB of the table, of what a way keeps of it, and of a number for each row."""
+    table = size * WIDTH * 4 / 2**20
+    return table * (1 + KEPT.get(LAZY.get(name, ""), 0)) + (size * 8 / 2**20 if name in LAZY else 0)
 
 
 def _measured(command: Sequence[str]) -> dict[str, Any]:

@@ -1,11 +1,12 @@
 """The experiment's part of docs/experiments.md and its two pictures, from the runs on file."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from statistics import StatisticsError, mean, stdev
+from statistics import mean, stdev
 from typing import Any
 
 from benchmarks.wides import zhang_epsilon
+from benchmarks.wides.page import put
 from benchmarks.wides.zhang import REPEATS, SHARERS, TITLES, WAYS, described, read_results, started
 from benchmarks.wides.zhang_select import Setting
 from benchmarks.wides.zhang_task import ZERO_TABLE, Way
@@ -24,21 +25,9 @@ Line = dict[str, Any]
 
 
 def write() -> None:
-    """The tables between their marks, and the pictures."""
+    """The table of losses and the pictures."""
     lines = read_results()
-    page = DOCS / "experiments.md"
-    text = page.read_text(encoding="utf-8")
-    tables: dict[str, Callable[[list[Line]], Iterable[str]]] = {
-        "losses": losses,
-        "claims": claims,
-        "canaries": canaries,
-    }
-    for mark, table in tables.items():
-        made = "\n".join(table(lines))
-        head, _, rest = text.partition(f"<!-- {mark} -->\n")
-        _, end, tail = rest.partition("<!-- end -->")
-        text = f"{head}<!-- {mark} -->\n\n{made}\n\n{end}{tail}"
-    page.write_text(text, encoding="utf-8")
+    put("losses", losses(lines))
     _plot_losses(lines)
     _plot_ranks(lines)
 
@@ -89,85 +78,6 @@ def _spread(values: list[float], digits: int = 2) -> str:
         return ""
     spread = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
     return f"{mean(values):.{digits}f}{spread}"
-
-
-def claims(lines: list[Line]) -> Iterable[str]:
-    """What the paper says of its Fig. 1, beside differences here, means over seeds."""
-    yield "| the paper on Fig. 1 | measured as | N(0, 1) | small |"
-    yield "|---|---|---|---|"
-    em, svt, weak, none = Way("em", 0.5), Way("svt", 0.5), Way("all", 0.32), Way("none")
-    much, slightly, small = "sparse much better than DP-SGD", "EM slightly better than SVT", "small gaps with privacy"
-    apart: list[tuple[str, str, Way, Way]] = [
-        (much, "test loss, DP-SGD 0.32 - EM, dense Adam", weak, em),
-        (much, "the same, lazy Adam", weak, _lazy(em)),
-        (much, "test loss, DP-SGD 0.5 - EM, dense Adam", Way("all", 0.5), em),
-        (slightly, "test loss, SVT - EM, dense Adam", svt, em),
-        (slightly, "the same, lazy Adam", _lazy(svt), _lazy(em)),
-        ("", "test loss, uniform - EM, dense Adam", Way("uniform", 0.5), em),
-    ]
-    for claim, measured, more, less in apart:
-        yield _claim(
-            claim, measured, lines, lambda lines, f=more, g=less: _mean(lines, f, "test") - _mean(lines, g, "test")
-        )
-    for title, way in (("DP-SGD 0.32", weak), ("EM, dense Adam", em)):
-        yield _claim(small, f"test - training loss, {title}", lines, lambda lines, f=way: _mean(lines, f, "gap"))
-    yield _claim("non-private: a huge gap", "test - training loss", lines, lambda lines: _mean(lines, none, "gap"))
-    yield _claim(
-        "non-private: periodic training error", "loss of batches, end of an epoch - begin of the next", lines,
-        lambda lines: _mean(lines, none, "saw"),
-    )  # fmt: skip
-    yield _claim(
-        "non-private: best test error", "least test loss on the way - 6.238", lines,
-        lambda lines: _mean(lines, none, "least") - ZERO_TABLE,
-    )  # fmt: skip
-
-
-def _lazy(way: Way) -> Way:
-    return Way(way.selector, way.sigma, "lazy")
-
-
-def _claim(claim: str, measured: str, lines: list[Line], number: Callable[[Callable[[Way], list[Line]]], float]) -> str:
-    cells = []
-    for start in ("normal", "small"):
-        try:
-            cells.append(f"{number(lambda way, start=start: runs(lines, started(way, start))):+.2f}")
-        except StatisticsError:  # no run yet
-            cells.append("")
-    return f"| {claim} | {measured} | {' | '.join(cells)} |"
-
-
-def _mean(found: Callable[[Way], list[Line]], way: Way, what: str) -> float:
-    """Over seeds; StatisticsError where there is no run."""
-    match what:
-        case "gap":
-            return mean(line["test"] - line["train"] for line in found(way))
-        case "least":
-            return mean(min(point[3] for point in line["curve"]) for line in found(way))
-        case "saw":  # five points an epoch; the first epochs still fall
-            batches = [[point[1] for point in line["curve"][1:]] for line in found(way)]
-            return mean(mean(b[i - 1] - b[i] for i in range(len(b) // 2, len(b), 5)) for b in batches)
-        case _:
-            return mean(float(line[what]) for line in found(way))
-
-
-def canaries(lines: list[Line]) -> Iterable[str]:
-    """Chi-squared distances and p-values, beside the printed ones."""
-    yield "| | " + " | ".join(f"{n} times: here | paper" for n in REPEATS) + " |"
-    yield "|" + "---|" * (2 * len(REPEATS) + 1)
-    for way in SHARERS:
-        cells = [_pair(runs(lines, way, n), "canaries", PRINTED[way.selector, n]) for n in REPEATS]
-        yield f"| {TITLES[way]} | " + " | ".join(cells) + " |"
-    plain = [_pair(runs(lines, Way("none"), n), "chance", PRINTED["random", n]) for n in REPEATS]
-    yield "| phrases never planted, no privacy | " + " | ".join(plain) + " |"
-
-
-def _pair(found: list[Line], what: str, printed: str) -> str:
-    shown = "; ".join(f"{_small(line[what]['distance'])} ({_small(line[what]['p_value'])})" for line in found)
-    return f"{shown} | {printed}"
-
-
-def _small(value: float) -> str:
-    return f"{value:.2f}" if value >= 0.1 else f"{value:.3f}".lstrip("0") if value >= 0.0005 else "< .001"
 
 
 # -- pictures --------------------------------------------------------------------------------------------------------

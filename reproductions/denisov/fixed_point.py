@@ -269,7 +269,7 @@ def figure4(run: Run) -> Iterator[Claim]:
         path = iterate(M, np.ones(n), gap=1e-5)
         best = path.losses[-1]
         ours = first(path.losses, path.seconds, lambda loss: loss <= 1.01 * best)  # noqa: B023
-        losses, times = descend(M, loss=1.01 * best, seconds=most)
+        losses, times = descend(M, loss=1.01 * best, seconds=max(most, 100 * ours))  # on a busy machine too
         ratios[name] = times[-1] / ours
         there = losses[-1] <= 1.01 * best
         late = "" if there else f" (where it is still {100 * (losses[-1] / best - 1):.0f} % above)"

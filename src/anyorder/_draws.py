@@ -38,21 +38,41 @@ class Draws:
         rule: an order with secret draws.
         size: number of units.
         source: where the draws come from, derived from the run's key; as secret as the data. Its rows are steps.
-    Raises: ArgumentError for another order, or a size that is not the order's own.
+        rates: (size,) the probability of each unit in each step, none above the order's: of Poisson sampling alone.
+    Raises: ArgumentError for another order, a size that is not the order's own, or rates that the order does not hold.
     Cost: of a step O(size) words and comparisons; of bins and allocations O(size log size) once, or once an epoch, and
         then what comes out. `MinSeparationSampling` goes from step to step: to jump ahead costs the steps between, and
         to go back all of them from 0 on, about 1.5 ns for each unit and step.
     """
 
-    def __init__(self, rule: Participation, size: int, source: NoiseSource) -> None:
+    def __init__(self, rule: Participation, size: int, source: NoiseSource, rates: Floats | None = None) -> None:
         self.rule = _secret(rule)
         self.size = self.rule.check_size(size)
         self._source = source
-        self._units_of = self.rule.units_of(self.size, source)
+        if rates is None:
+            self._units_of = self.rule.units_of(self.size, source)
+        else:
+            _check_rates(self.rule, rates)
+            self._units_of = tossed(self.size, source, 1, rates)
 
     def step(self, t: int) -> Integers:
         """The units of step t, ascending, perhaps none; a fresh array."""
         return self._units_of(checks.integer("t", t, low=0))
+
+
+def _check_rates(rule: Participation, rates: Floats) -> None:
+    """Raise ArgumentError unless the claim of the order holds for units of these rates.
+
+    A unit that is in a step with probability p <= q loses no more there than at q. Let Q be the law of the step without
+    it and P with it. At p the law is (1 - p) Q + p P = (1 - p/q) Q + p/q M, where M = (1 - q) Q + q P is that at q.
+    Hockey-stick divergences H are jointly convex and H(Q, Q) is the least there is, so H(that, Q) <= H(M, Q), and in
+    the other direction too. Steps that are dominated one by one compose [Zhu et al. 2022, Theorem 10].
+    """
+    most = rule.draw_probability
+    if most is None:
+        raise ArgumentError(f"rates of single units are for Poisson sampling, got {rule.describe()}")
+    if rates.max() > most:
+        raise ArgumentError(f"rates must be at most sampling_probability={most!r}, which the claim is for")
 
 
 def check_size(rule: Participation, size: int) -> int:
@@ -66,12 +86,20 @@ def _secret(rule: Participation) -> SecretOrder:
     return rule
 
 
-def tossed(size: int, source: NoiseSource, cycle: int, probability: float) -> UnitsOf:
+def tossed(size: int, source: NoiseSource, cycle: int, probability: float | Floats) -> UnitsOf:
     """Each unit of the step's group is in where a 32-bit word of (step, unit) is below probability 2^32.
 
     Rounding the probability down to a multiple of 2^-32 is the private side.
+
+    Args:
+        probability: of all units; or (size,) of each, in one group.
     """
-    threshold, source = threshold_of(probability, 32), source.derive(b"poisson")
+    source = source.derive(b"poisson")
+    threshold: Words | np.uint64
+    if isinstance(probability, np.ndarray):
+        threshold = np.floor(probability * 2.0**32).astype(np.uint64)  # exact: of a product by a power of two
+    else:
+        threshold = np.uint64(threshold_of(probability, 32))
 
     def step(t: int) -> Integers:
         group = np.arange(t % cycle, size, cycle)

@@ -90,6 +90,22 @@ def engine(model=mlp, loss=F.cross_entropy, *, collate=None, plan=None, **option
     return train
 
 
+def by_own_rate(rows, folder):
+    """Each example is drawn at the rate of its own label: another label moves its own draws alone."""
+    rates = torch.tensor([0.6 + 0.1 * max(0, min(int(y), CLASSES - 1)) for _, y in rows])
+    loader = DataLoader(rows, batch_size=B, sampler=ao.sampling.PoissonRates(rates, most=0.8))
+    plan = ao.plan(loader=loader, order="poisson", epochs=EPOCHS, noise_multiplier=2, delta=1e-3)
+    net, run = mlp(), ao.PrivacyEngine(plan)
+    private, made, loader = run.make_private(net, torch.optim.SGD(net.parameters(), lr=0.5), loader)
+    for _ in range(EPOCHS):
+        for x, y in loader:
+            F.cross_entropy(private(x), y).backward()
+            made.step()
+            made.zero_grad()
+    run.certificate().save(folder / "run.privacy.json")
+    return net
+
+
 def in_passes(models, loss, after=None, **options):
     """A loop whose loss calls one network several times, or several networks; `after` each step, a step of others."""
 
@@ -279,6 +295,7 @@ TRAINING = {
     "engine, micro-batches": Isolated(engine(accumulate=2), ROWS),
     "engine, secret batches": Isolated(engine(plan=planned(order="balls-in-bins", epsilon=None, noise_multiplier=2,
         mechanism="independent")), ROWS),
+    "engine, rates by label": Isolated(by_own_rate, ROWS, {"rows": (UNIT,), "kinds": (*VALUES, "another label")}),
     "engine, dropout": Isolated(engine(lambda: nn.Sequential(nn.Dropout(0.3), *mlp())), ROWS),
     "engine, users": Isolated(by_users, OF_USERS,
         {"rows": (6, 7), "unit": "u03", "kinds": (*VALUES, "another label")}),

@@ -172,7 +172,7 @@ ORDERS = {
     ),
     "by weights without replacement": (
         lambda: DataLoader(DATA, BATCH, sampler=WeightedRandomSampler(torch.ones(N), 100, replacement=False)), 3,
-        None,
+        EpochShuffle(3, 100 // BATCH),
     ),
     "a list of batches": (lambda: [torch.zeros(10, 3)] * 20, 3, None),
 }  # fmt: skip

@@ -24,7 +24,7 @@ from anyorder.release.checkpoint import load
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower"
 ROUNDS, PARTICIPATIONS = 4, 3
-PATIENCE = 400.0  # seconds for any one thing, on a machine with much else to do
+PATIENCE = 900.0  # seconds for any one thing, on a machine with much else to do
 
 
 def certificates(folder):
@@ -200,7 +200,7 @@ def rounds_on_disk(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(2400)
+@pytest.mark.timeout(3600)
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="finds the ServerApp's process in /proc")
 def test_a_federation_whose_parts_are_killed_goes_on(federation, tmp_path):
     # One is asked a round. For a node that was killed Flower answers with an error, and its round is of nobody.

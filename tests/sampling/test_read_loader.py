@@ -12,7 +12,7 @@ import anyorder as ao
 from anyorder.errors import LoaderError
 from anyorder.noise import NoiseSource
 from anyorder.participation import BallsInBins, EpochShuffle, FixedOrder, KnownOrder, PoissonSampling, SingleEpoch
-from anyorder.sampling import EpochShuffleSampler, UnitOrderSampler
+from anyorder.sampling import EpochShuffleSampler, PoissonRates, UnitOrderSampler
 from anyorder.sampling.recognition import find_participation
 from anyorder.sampling.samplers import FixedOrderSampler, PoissonBatchSampler
 from anyorder.sampling.secret import secret_loader
@@ -34,6 +34,7 @@ SAMPLERS = {
     "subset, from the end": lambda: data.SubsetRandomSampler([3, 9, -2]),
     "subset, empty": lambda: data.SubsetRandomSampler([]),
     "weighted": lambda: data.WeightedRandomSampler([1.0] * N, 8),
+    "rates": lambda: PoissonRates([0.1] * N, 0.2),
     "weighted, without replacement": lambda: data.WeightedRandomSampler([1.0] * N, 8, replacement=False),
     "distributed": lambda: data.DistributedSampler(DATA, 3, 1),
     "distributed, in turn": lambda: data.DistributedSampler(DATA, 3, 1, shuffle=False),

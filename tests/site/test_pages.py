@@ -107,6 +107,7 @@ def dead_links(folder):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # two minutes where nothing else runs
 def test_every_page_fits_every_screen_without_a_fault(reader, address):
     """All of them on a narrow one, where what is too wide shows; on a wide one those that have more than text."""
     wide = {source for source in SOURCES if LAID_OUT.search((ROOT / "docs" / source).read_text())}

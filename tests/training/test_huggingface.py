@@ -14,7 +14,7 @@ from anyorder.errors import ArgumentError, CheckpointError, LoaderError, ModelEr
 from anyorder.participation import BallsInBins, MinSeparation
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-pytest.importorskip("accelerate", reason="accelerate is not installed")
+accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
 tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
 
 from anyorder.training.trainers.huggingface import PrivateTrainer, PrivateTrainerMixin, example_losses  # noqa: E402
@@ -582,3 +582,14 @@ def test_texts_of_several_lengths_need_public_ones(tmp_path):
     with pytest.raises(LoaderError, match="state the public lengths"):
         run.train()
     assert run.engine.step == 0
+
+
+@pytest.mark.parametrize("prepared", ["loader", "optimizer"])
+def test_what_accelerate_prepared_before_is_refused(prepared):
+    model, loader = torch.nn.Linear(2, 1), DataLoader(torch.randn(N, 2), batch_size=B)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = accelerate.Accelerator(cpu=True)
+    loader = before.prepare(loader) if prepared == "loader" else loader
+    optimizer = before.prepare(optimizer) if prepared == "optimizer" else optimizer
+    with pytest.raises((ArgumentError, LoaderError), match="prepare what (it|make_private) returns"):
+        ao.PrivacyEngine(planned()).make_private(model, optimizer, loader)

@@ -86,10 +86,12 @@ def plan(
             multiple of the loader's batch size joins so many of its batches in a step, as `make_private(accumulate=..)`
             does. With a loader and a unit it may also be less, in units of a step, which are fewer than its rows.
         epochs: passes over the data.
-        order: None for "shuffled" (again in each epoch; it covers "sequential" and "fixed" too), "sequential" or
-            "fixed" (the same order in each epoch: less noise). Or secret sampling by this package's own sampler, whose
-            batches have batch_size units on average: "poisson" (with independent noise: DP-SGD), "cyclic-poisson",
-            "truncated-poisson", "balls-in-bins", "random-allocation", "min-separation-sampling"; see
+        order: with a loader None, or "poisson" where its sampler weights examples (torch's `WeightedRandomSampler` with
+            replacement, whose weights are public; `anyorder.sampling.PoissonRates`): the claim is that of the largest
+            rate. Else None for "shuffled" (again in each epoch; it covers "sequential" and "fixed" too), "sequential"
+            or "fixed" (the same order in each epoch: less noise). Or secret sampling by this package's own sampler,
+            whose batches have batch_size units on average: "poisson" (with independent noise: DP-SGD),
+            "cyclic-poisson", "truncated-poisson", "balls-in-bins", "random-allocation", "min-separation-sampling"; see
             `anyorder.participation`. Or a `Participation`: the ledger holds the run to it, whatever the loader. Or
             either with its options: `anyorder.order`. Several orders are compared by `anyorder.compare`.
         optimizer: whose error is minimised: a `torch.optim.SGD`, `Adam` or `AdamW`, whose settings are read, see
@@ -233,6 +235,12 @@ def _budget(**given: Any) -> dict[str, Any]:
 # -- the order -------------------------------------------------------------------------------------------------------
 
 
+_SIZES = (
+    "an order is given for a plan by dataset_size, batch_size and epochs, and secret sampling (order='poisson') is "
+    "planned so"
+)
+
+
 class _Steps(NamedTuple):
     """Of a plan: who takes part when, what sums are divided by, and how many units there are, where it is known."""
 
@@ -245,18 +253,29 @@ def _read_loader(
     loader: Iterable[Any], epochs: int | None, batch_size: int | None, dataset_size: int | None, unit: Any, order: Any,
     neighbours: str,
 ) -> _Steps:  # fmt: skip
-    if order not in (None, "shuffled", OrderOptions("shuffled")):
+    from anyorder.sampling.recognition import find_participation, find_rates  # the only one here that needs torch
+
+    is_drawn = order in ("poisson", OrderOptions("poisson"))
+    if not is_drawn and order not in (None, "shuffled", OrderOptions("shuffled")):
         raise ArgumentError(
-            f"order must not be given together with loader, which says it, got order={order!r}; an order is given for "
-            "a plan by dataset_size, batch_size and epochs, and secret sampling (order='poisson') is planned so"
+            f"order must not be given together with loader, which says it, got order={order!r}; {_SIZES}"
         )
     if epochs is None:
         raise ArgumentError("epochs must be given together with loader")
-    from anyorder.sampling.recognition import find_participation  # the only one here that needs torch
-
     key = None if isinstance(unit, str) and unit == "example" else unit
-    found = find_participation(loader, epochs, unit=key)
+    drawn = find_rates(loader, epochs) if is_drawn else None
+    if is_drawn and (drawn is None or key is not None):
+        raise ArgumentError(
+            "order='poisson' goes with loader= where its sampler, torch's WeightedRandomSampler with replacement or "
+            f"anyorder.sampling.PoissonRates, says the rates of examples, and for unit='example'; {_SIZES}"
+        )
+    found = drawn or find_participation(loader, epochs, unit=key)
     rows, size = found.batch_size, found.batch_size
+    if drawn is not None and batch_size not in (None, size):
+        raise ArgumentError(
+            f"batch_size must be that of the loader, {size}, which the rates of its examples make, got {batch_size!r}: "
+            "make the loader with the batch size of a step, and bound memory by make_private(accumulate=..)"
+        )
     if batch_size is not None:
         size = checks.integer("batch_size", batch_size, low=1)
         if size % rows and (key is None or size > rows):

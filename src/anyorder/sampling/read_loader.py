@@ -23,9 +23,18 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from anyorder._draws import words as words_of
 from anyorder.checks import is_of
 from anyorder.errors import LoaderError
-from anyorder.sampling.samplers import EpochShuffleSampler, FixedOrderSampler, PoissonBatchSampler, SecretBatchSampler
+from anyorder.noise import NoiseSource
+from anyorder.sampling.samplers import (
+    EpochShuffleSampler,
+    FixedOrderSampler,
+    PoissonBatchSampler,
+    PoissonRates,
+    SecretBatchSampler,
+    key_of,
+)
 from anyorder.sampling.unit_order import UnitOrderSampler
 
 Indices = NDArray[np.int64]
@@ -41,6 +50,11 @@ _BY_UNITS = (
 )
 _ANEW = "shuffled again in each epoch"
 _PUBLIC = "if the weights do not depend on the data (weights of classes do: labels are data)"
+_RATED = (
+    "plan with ao.plan(loader=loader, order='poisson', epochs=.., ..): each example is then in each step by a secret "
+    "draw of its own, at a rate in proportion to its weight"
+)
+_TOLD = "PoissonRates is for a plan with ao.plan(loader=loader, order='poisson', epochs=.., ..)"
 _UNCOLLATED = "batch_size=None hands out single examples without a batch dimension; set a batch_size"
 
 # ----------------------------------------------------------------------------------------------------
@@ -237,18 +251,38 @@ def _of_distributed(sampler: DistributedSampler[Any]) -> Stream:
 
 def _of_weighted(sampler: WeightedRandomSampler) -> Stream:
     weights, size = sampler.weights.numpy().astype(np.float64), len(sampler)
-    refusal = (
-        "WeightedRandomSampler draws some examples often and at random; use shuffle=True and weight the loss, "
-        f"{_EXPLICIT}"
-    )
+    total = len(weights)
     if sampler.replacement:
         words = f"drawn by weights, with replacement, {size} in an epoch"
+        refusal = (
+            "WeightedRandomSampler with replacement may draw an example several times in a step, and no proof bounds "
+            f"how often. If the weights are public, {_RATED}. Or use shuffle=True and weight the loss"
+        )
         return Stream(
-            "unknown", words, size, len(weights), refusal=refusal, chances=lambda: weights / weights.sum(),
-            caveat=_PUBLIC,
+            "unknown", words, size, total, refusal=refusal, chances=lambda: weights / weights.sum(), caveat=_PUBLIC,
         )  # fmt: skip
-    words = f"drawn by weights, without replacement, {size} of {len(weights)} in an epoch"
-    return Stream("unknown", words, size, len(weights), refusal=refusal, is_uniform=False, caveat=_PUBLIC)
+    refusal = ""
+    if size > np.count_nonzero(weights):
+        refusal = (
+            f"WeightedRandomSampler without replacement must draw at most as many examples as have a weight above 0, "
+            f"got num_samples={size}"
+        )
+    words = f"drawn by weights, without replacement, {size} of {total}, again in each epoch"
+
+    def draw(seed: int | bytes) -> Drawn:
+        source = NoiseSource(key_of(seed)).derive(b"weighted")
+
+        def indices(epoch: int) -> Indices:
+            """In the order of exponential times at these rates, which is that of draws by weight one after another."""
+            uniform = ((words_of(source, epoch, total) >> np.uint64(12)) + 0.5) * 2.0**-52
+            with np.errstate(divide="ignore"):
+                return np.argsort(-np.log(uniform) / weights, kind="stable")[:size]
+
+        return indices, None
+
+    return Stream(
+        "shuffled", words, size, total, words, draw, refusal, is_uniform=False, caveat=_PUBLIC
+    )  # fmt: skip
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -363,6 +397,9 @@ def read_batcher(loader: DataLoader[Any], batcher: Any) -> Reading:
         return ListedBatches(listed, words, words, batcher.batch_size, is_public=False)
     if kind in (list, tuple) and (listed_batches := _listed(batcher)) is not None:
         return listed_batches
+    if kind is BatchSampler and type(batcher.sampler) is PoissonRates:
+        because = "make_private draws it, by the run's key"
+        return UnknownBatches("Poisson sampling at rates of examples", because, _TOLD)
     if kind is BatchSampler:
         stream, size, drop_last, refusal = read_stream(batcher.sampler), batcher.batch_size, batcher.drop_last, ""
     elif loader.batch_size is None and loader.batch_sampler is None:
@@ -403,12 +440,16 @@ def _listed(batcher: Any) -> ListedBatches | None:
 
 
 def _not_known(what: str, found: Any) -> str:
-    use = "batch_size= and shuffle=, a torch BatchSampler" if what != "sampler" else (
-        "shuffle=, a torch sampler without replacement"
-    )  # fmt: skip
+    use = (
+        "use shuffle=True, a torch sampler without replacement or anyorder.FixedOrderSampler; or pass its indices as a "
+        "list, sampler=list(..), the same in all epochs"
+        if what == "sampler"
+        else "use batch_size= and shuffle=; or pass its batches as a list, batch_sampler=list(..), the same every epoch"
+    )
     return (
-        f"the order of the {what} {type(found).__name__} is not known; use {use} or anyorder.FixedOrderSampler, "
-        f"{_EXPLICIT}"
+        f"the order of the {what} {type(found).__name__} is not known; {use}; or state what it obeys, such as each "
+        "example once an epoch, ao.plan(order=ao.participation.EpochShuffle(epochs, batches of an epoch), ..), which "
+        "the ledger then enforces step by step. What it orders by, such as lengths or scores, must be public"
     )
 
 
@@ -416,6 +457,12 @@ _NOT_IN_ORDER = "in_order=False hands batches out as workers finish them; a plan
 
 
 def _not_plain(loader: Any) -> str:
+    if type(loader).__module__.split(".")[0] == "accelerate":
+        return (
+            f"the loader is accelerate's {type(loader).__name__}, which fetches batches ahead and copies them: call "
+            "make_private on model, optimizer and loader as they were before accelerator.prepare, and prepare what it "
+            "returns"
+        )
     return (
         f"{type(loader).__name__} overrides how a DataLoader iterates, so its batches need not be those of its "
         "sampler; "
@@ -426,6 +473,64 @@ def _not_plain(loader: Any) -> str:
 def _batcher(loader: DataLoader[Any]) -> Any:
     """What gives lists of indices: the batch sampler, or with batch_size=None a sampler that yields lists."""
     return loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Poisson sampling in which each example has a rate of its own.
+
+    Attributes:
+        rates: (dataset_size,) of each example, in each step.
+        most: which none is above; the claim is for it.
+        batch_size: examples that a step is stated to have in expectation.
+        steps: of an epoch.
+    """
+
+    rates: NDArray[np.float64]
+    most: float
+    batch_size: int
+    steps: int
+
+
+def read_rates(loader: DataLoader[Any]) -> Rates | None:
+    """The rates that a loader's sampler names by weights or by themselves; None for other samplers.
+
+    Weights w of torch's `WeightedRandomSampler` with replacement are read as rates batch_size w / sum(w): each example
+    is expected as often as there. They are public.
+
+    Raises: LoaderError for rates that are none.
+    """
+    batcher = _batcher(loader)
+    if type(batcher) is not BatchSampler:
+        return None
+    sampler, size = batcher.sampler, batcher.batch_size
+    if type(sampler) is PoissonRates:
+        rates, most = sampler.rates, sampler.most
+    elif type(sampler) is WeightedRandomSampler:
+        if not sampler.replacement:
+            raise LoaderError(
+                "WeightedRandomSampler without replacement gives each example once an epoch at most, and secret draws "
+                "do not: use replacement=True, or plan with ao.plan(loader=loader, ..) for its own order"
+            )
+        weights = sampler.weights.numpy().astype(np.float64)
+        if not (np.isfinite(weights).all() and weights.min() >= 0 < weights.max()):
+            raise LoaderError("weights of examples must be finite numbers from 0 on, one of them above 0")
+        rates = size * weights / weights.sum()
+        most = float(rates.max())
+        if most > 1:
+            raise LoaderError(
+                f"an example cannot be in a step more than once on average, and the largest weight asks for {most:.4g} "
+                f"times in batches of {size}: use smaller batches or weights that are closer together"
+            )
+    else:
+        return None
+    if len(rates) != len(loader.dataset):  # type: ignore[arg-type]
+        raise LoaderError(
+            f"each example of the data set must have a rate, got {len(rates)} for {len(loader.dataset)} examples"  # type: ignore[arg-type]
+        )
+    if len(batcher) == 0:
+        raise LoaderError(f"an epoch must have a batch, got {len(sampler)} examples for batch_size={size}")
+    return Rates(rates, most, size, len(batcher))
 
 
 def check_loader(loader: Any) -> None:

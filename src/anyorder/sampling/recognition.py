@@ -9,10 +9,11 @@ from torch.utils.data import DataLoader
 
 from anyorder import checks
 from anyorder.errors import LoaderError
+from anyorder.participation import PoissonSampling
 from anyorder.participation.registry import recognised
 from anyorder.patterns import LoaderFacts, Participation
 from anyorder.sampling.loader import Origins, Unit
-from anyorder.sampling.read_loader import Order, check_loader, check_ranks, read_order
+from anyorder.sampling.read_loader import Order, check_loader, check_ranks, read_order, read_rates
 from anyorder.sampling.secret import read_owners
 
 
@@ -66,6 +67,20 @@ def find_participation(loader: Any, epochs: int, *, unit: Unit = None, accumulat
     units = None if unit is None else _units_of_steps(order, epochs, accumulate, loader, unit)
     participation = participation_of(order, accumulate, epochs * per_epoch, epochs, units)
     return Found(participation, order.batch_size * order.ranks, order.dataset_size, order.steps, order.phrase)
+
+
+def find_rates(loader: Any, epochs: int) -> Found | None:
+    """Poisson sampling of the examples of a loader whose sampler weights them; None for other loaders.
+
+    Raises: LoaderError for weights that cannot be rates.
+    """
+    check_loader(loader)
+    found = read_rates(loader)
+    if found is None:
+        return None
+    rule = PoissonSampling(checks.integer("epochs", epochs, low=1) * found.steps, found.most)
+    order = "Poisson sampling, each example at a rate of its own"
+    return Found(rule, found.batch_size, len(found.rates), found.steps, order)
 
 
 def planned_order(loader: DataLoader[Any], accumulate: int) -> Order:

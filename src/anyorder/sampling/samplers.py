@@ -12,7 +12,7 @@ from torch.utils.data import Sampler
 
 from anyorder import checks
 from anyorder._draws import Draws
-from anyorder.errors import ArgumentError
+from anyorder.errors import ArgumentError, LoaderError
 from anyorder.ledger import Units
 from anyorder.noise import NoiseSource
 from anyorder.participation import PoissonSampling
@@ -112,6 +112,42 @@ def _ascending(indices: Any, size: int) -> NDArray[np.int64]:
     if not sound or found[0] < 0 or (found[1:] <= found[:-1]).any():
         raise ArgumentError(f"indices must be {size} distinct integers in ascending order, none negative")
     return found.astype(np.int64)
+
+
+class PoissonRates(Sampler[int]):
+    """A sampler for Poisson sampling in which each example has a rate of its own: weighted and balanced batches.
+
+    Example i is in each step with probability rates[i], by a secret draw of its own. The claim of a plan with
+    `ao.plan(loader=.., order="poisson")` is that of the largest rate, `most`, for every example; `make_private` draws:
+
+        rates = torch.tensor([0.002, 0.02])[labels]                # by a rule that was fixed beforehand
+        loader = DataLoader(dataset, batch_size=64, sampler=ao.sampling.PoissonRates(rates, most=0.02))
+        plan = ao.plan(loader=loader, order="poisson", epochs=5, epsilon=2, delta=1e-6)
+
+    A rate may depend on the example itself, its label for instance, and on nothing else of the data: not on counts of
+    classes, unless these are public. `most` and the loader's batch size, by which sums are divided, are public.
+
+    Args:
+        rates: (size,) probabilities, from 0 to 1, of the examples of the data set in their order.
+        most: the largest that the rule can give, at most 1.
+    Raises: ArgumentError for other rates; LoaderError where it is iterated: without the key of a run nothing is drawn.
+    """
+
+    def __init__(self, rates: Any, most: float) -> None:
+        self.most = checks.real("most", checks.positive("most", most), high=1.0)
+        found = checks.array("rates", checks.plain(rates), ndim=1)
+        if found.min() < 0 or found.max() > self.most * (1 + 1e-6):  # 0.3 is more than 0.3 in float32
+            raise ArgumentError(f"rates must be probabilities from 0 to most={self.most:g}, one for each example")
+        self.rates = np.minimum(found, self.most)
+
+    def __len__(self) -> int:
+        return len(self.rates)
+
+    def __iter__(self) -> Iterator[int]:
+        raise LoaderError(
+            "PoissonRates is drawn from by the secret key of a run: plan with ao.plan(loader=.., order='poisson'), and "
+            "iterate the loader that make_private returns"
+        )
 
 
 class PoissonBatchSampler(Sampler[list[int]]):
@@ -240,19 +276,20 @@ class SecretBatchSampler(Sampler[list[int]]):
             where it has none. Only what is more than that tells how many were drawn. None: as many as were drawn.
         rank, ranks: of which this one's share is given.
         ids: of the unit of each member, ascending; None where every example is a unit.
+        stated: (steps of an epoch, expected units of a step) where units have rates of their own; None for the order's.
     """
 
     def __init__(
         self, draws: Draws, owned: Owned, *, accumulate: int = 1, rows: int | None = None, rank: int = 0,
-        ranks: int = 1, ids: Units | None = None,
+        ranks: int = 1, ids: Units | None = None, stated: tuple[int, int] | None = None,
     ) -> None:  # fmt: skip
         self.rule, self._draws, self._owned = draws.rule, draws, owned
         self._accumulate, self._rows, self._rank, self._ranks = accumulate, rows, rank, ranks
         self._step: tuple[int, list[list[int]]] | None = None
         self.members, self._ids = np.sort(owned.examples), ids
-        self.steps = accumulate * draws.rule.steps_per_epoch
         most = draws.rule.most_units
-        units = len(owned) * draws.rule.rate
+        steps, units = stated or (draws.rule.steps_per_epoch, len(owned) * draws.rule.rate)
+        self.steps = accumulate * (draws.rule.n if draws.rule.n % steps else steps)
         units = units if most is None else min(units, most)
         expected = units * len(self.members) / len(owned)
         self.batch_size = max(1, round(expected / (accumulate * ranks)))

@@ -14,7 +14,7 @@ from anyorder.noise import NoiseSource
 from anyorder.patterns import Participation
 from anyorder.sampling.draws import alone, held_generators
 from anyorder.sampling.loader import Indices, Origins, Unit, extract_units, rebuild
-from anyorder.sampling.read_loader import check_loader, read_order
+from anyorder.sampling.read_loader import Rates, check_loader, read_order, read_rates
 from anyorder.sampling.samplers import Owned, SecretBatchSampler
 from anyorder.sampling.shapes import CollateAny
 
@@ -89,18 +89,24 @@ def secret_loader(
         raise LoaderError(
             f"{_name(participation)} needs a loader that collates examples, got batch_size=None; set a batch_size"
         )
-    members = _members(loader, participation)
-    ids = None
+    found = read_rates(loader)
+    members = _members(loader, participation) if found is None else np.arange(len(found.rates))
+    rates, stated, ids = None, None, None
+    if found is not None:
+        _check_rates(found, participation, unit)
+        rates, stated = found.rates, (found.steps, found.batch_size)
     if unit is None:
         Origins(loader.dataset).check_distinct(members)  # who is listed twice has two draws
         owned = Owned.each_its_own(members)
     else:
         ids = read_owners(loader, members, unit)
         owned = Owned.by(members, numbered(ids))
-    draws = Draws(participation, check_size(participation, len(owned)), source)
+    draws = Draws(participation, check_size(participation, len(owned)), source, rates)
     if micro_batch is None and unit is None and draws.rule.most_units is not None:
         micro_batch = -(-draws.rule.most_units // (accumulate * ranks))
-    sampler = SecretBatchSampler(draws, owned, accumulate=accumulate, rows=micro_batch, rank=rank, ranks=ranks, ids=ids)
+    sampler = SecretBatchSampler(
+        draws, owned, accumulate=accumulate, rows=micro_batch, rank=rank, ranks=ranks, ids=ids, stated=stated
+    )
     if micro_batch is not None and sampler.batch_size > checks.integer("micro_batch", micro_batch, low=1):
         raise ArgumentError(
             f"micro_batch must be at least {sampler.batch_size}, the examples that each of accumulate={accumulate} "
@@ -121,6 +127,25 @@ def _members(loader: DataLoader[Any], rule: Participation) -> Indices:
         ) from problem
     assert members is not None
     return np.sort(members)
+
+
+def _check_rates(found: Rates, rule: Participation, unit: Unit) -> None:
+    """Raise LoaderError unless the order's claim is one for examples of these rates."""
+    if unit is not None:
+        raise LoaderError(
+            "weights and rates are for examples, and unit= protects all examples of a unit by one draw: use "
+            "shuffle=True, and weight the loss"
+        )
+    if rule.draw_probability is None:
+        raise LoaderError(
+            f"weights and rates of examples are for Poisson sampling, and the plan is for {rule.describe()}: plan with "
+            "ao.plan(loader=loader, order='poisson', ..), or use shuffle=True"
+        )
+    if found.most > rule.draw_probability:
+        raise LoaderError(
+            f"the plan's claim is for examples that are in a step with probability {rule.draw_probability:g} at most, "
+            f"and the loader asks for {found.most:g}: make the plan of it, ao.plan(loader=loader, order='poisson', ..)"
+        )
 
 
 def _name(rule: Participation) -> str:

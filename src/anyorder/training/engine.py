@@ -1047,7 +1047,14 @@ def like_networks(
 
 def optimizers_of(given: Any) -> list[torch.optim.Optimizer]:
     """The optimizers of a run, which step on one release."""
-    return list(given) if isinstance(given, (list, tuple)) and given else [given]
+    found = list(given) if isinstance(given, (list, tuple)) and given else [given]
+    for one in found:
+        if not hasattr(one, "_optimizer_step_pre_hooks"):  # accelerate's is a torch Optimizer by its class alone
+            raise ArgumentError(
+                f"optimizer must be a torch.optim.Optimizer with hooks of its own, got {type(one).__name__}: give "
+                "make_private the optimizer that is wrapped; with accelerate, prepare what make_private returns"
+            )
+    return found
 
 
 class BoundParameters:

@@ -1,6 +1,6 @@
 """Hugging Face: `transformers.Trainer` with private gradients."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, fields
 from math import ceil
 from pathlib import Path
@@ -22,6 +22,7 @@ from anyorder.sampling.shapes import PadTo
 from anyorder.training.engine import PrivacyEngine, PrivateModule, check_unit, random_state, set_random_state
 from anyorder.training.metrics import Metrics
 from anyorder.training.optimizers import Public
+from anyorder.training.trainers.preferences import Pairs, fills, has_pairs, losses_of, trl_kind
 
 __all__ = ["PrivateTrainer", "PrivateTrainerMixin", "example_losses"]
 
@@ -133,6 +134,18 @@ class _KeptKeys:
         return batch
 
 
+class _LastFilter(_transformers.TrainerCallback):  # type: ignore[misc, name-defined]
+    """Leaves out of a log what a trainer between the private one and transformers' own put into it: TRL's metrics."""
+
+    def __init__(self, shown: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+        self._shown = shown
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **kwargs: Any) -> None:
+        for name in logs.keys() - self._shown(logs).keys():
+            del logs[name]
+            state.log_history[-1].pop(name)
+
+
 class PrivateTrainerMixin:
     """Makes a Trainer private: `class MyTrainer(PrivateTrainerMixin, Seq2SeqTrainer)`; see `PrivateTrainer`."""
 
@@ -179,6 +192,12 @@ class PrivateTrainerMixin:
         super().__init__(*args, **kwargs)
         self._check_arguments(self.args)  # type: ignore[attr-defined]
         self._check_choices()
+        trainer: Any = self
+        kind = trl_kind(self)
+        self._has_pairs = has_pairs(kind)
+        self._losses = None if self._has_own_loss() else losses_of(self, kind)
+        self._check_experts()
+        trainer.callback_handler.callbacks.insert(0, _LastFilter(self._shown))
         self.args.ignore_data_skip = True  # type: ignore[attr-defined]  # the private loader finds its place itself
 
     def _check_arguments(self, args: Any) -> None:
@@ -191,6 +210,17 @@ class PrivateTrainerMixin:
         if getattr(args, "packing", False) or getattr(args, "padding_free", False):
             raise ArgumentError("packing and padding_free join examples in a row, so that no gradient is of one alone")
         self._check_batch_size(args)
+
+    def _check_experts(self) -> None:
+        """Refuse the loss that balances experts, which counts the tokens of the whole batch."""
+        config: Any = getattr(self.model, "config", None)  # type: ignore[attr-defined]
+        text = config.get_text_config() if hasattr(config, "get_text_config") else config
+        if getattr(text, "output_router_logits", False) or getattr(self, "aux_loss_enabled", False):
+            raise ArgumentError(
+                "the auxiliary loss of a mixture of experts must be off: it balances experts over the tokens of the "
+                "whole batch, so that one example moves the gradients of others. Set output_router_logits=False in "
+                "the model's config, and router_aux_loss_coef=0.0 in arguments of TRL"
+            )
 
     def _check_choices(self) -> None:
         """Refuse what goes by measured numbers, unless they are said to be public."""
@@ -244,11 +274,19 @@ class PrivateTrainerMixin:
             trainer.model, trainer.optimizer, loader, unit=self._unit, loss_reduction=self._reduction,
             accumulate=args.gradient_accumulation_steps, released=self._released, **self._options, **self._lengths(),
         )  # fmt: skip
+        if self._unit is not None:
+            self.engine.loader.show = self._without_keys(self.engine.loader.show)
         self._logged = self.engine.step
         self._random = random_state()  # of the checkpoint, where there is one; the Trainer draws before its first step
         self._private = self.engine.model
         self._private.training = True  # the Trainer sets modes on its own model; eval() ones come from from_pretrained
         return _WholeEpochs(self.engine.loader)
+
+    def _without_keys(self, show: Callable[..., Any]) -> Callable[..., Any]:
+        """Batches without the keys of units, which the engine has read: of a batch that has more than tensors nothing
+        is proved.
+        """
+        return lambda batch, *more: show({name: batch[name] for name in batch if name != self._unit}, *more)
 
     def _lengths(self) -> dict[str, Any]:
         """The public lengths of examples; where the collator only pads, up to the longest that its tokenizer states."""
@@ -258,12 +296,14 @@ class PrivateTrainerMixin:
         longest = min(longest, getattr(config, "max_position_embeddings", None) or longest)
         if self._padding["pad_to"] is None and type(collator).__name__ in _PADS and longest < _NO_LONGEST:
             return {**self._padding, "pad_to": longest}
+        if self._padding["pad_to"] is not None and self._padding["pad_value"] is None and self._has_pairs:
+            return {**self._padding, "pad_value": fills(getattr(collator, "pad_token_id", 0))}
         return self._padding
 
     def _plain_loader(self, args: Any, dataset: Any) -> DataLoader[Any]:
         """The Trainer's own, with the keys of units in its batches."""
         trainer: Any = self
-        collate: Any = trainer.data_collator
+        collate: Any = Pairs(trainer.data_collator) if self._has_pairs else trainer.data_collator
         if self._unit is not None:
             collate = _KeptKeys(trainer._get_collator_with_removed_columns(collate, description="training"), self._unit)
         elif hasattr(dataset, "column_names"):
@@ -312,13 +352,18 @@ class PrivateTrainerMixin:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)  # type: ignore[misc]
         if self._has_own_loss():
             return super().compute_loss(self._private, inputs, return_outputs, None)  # type: ignore[misc]
+        if self._losses is not None:
+            return self._reduced(self._losses(self, self._private, inputs), None, None, return_outputs)
         if "labels" not in inputs:
             raise ModelError("the batch must have labels, so that each example's loss can be computed on its own")
         assert self._private is not None
         labels = inputs["labels"]
         given = {name: value for name, value in inputs.items() if name != "labels"}
         outputs = self._private(**given, **self._decoder_inputs(given, labels))
-        losses = self.example_losses(outputs, labels)
+        return self._reduced(self.example_losses(outputs, labels), outputs, labels, return_outputs)
+
+    def _reduced(self, losses: Tensor, outputs: Any, labels: Any, return_outputs: bool) -> Any:
+        """The loss of a batch, whose metrics are released where the plan says so."""
         if self._released is not None:
             self._bound().measure(**self.example_metrics(outputs, labels, losses))
         loss = losses.sum() if self._reduction == "sum" else losses.mean()
@@ -468,14 +513,17 @@ class PrivateTrainer(PrivateTrainerMixin, _transformers.Trainer):  # type: ignor
         trainer.train()
         trainer.engine.certificate().save("run.privacy.json")
 
-    Each example's loss is computed on its own (`example_losses`, with `label_smoothing_factor`), or by a `compute_loss`
-    or `compute_loss_func` of yours, which gives the mean over examples and is refused where it couples them (the
-    `compute_loss` of TRL's trainers is not used). Gradients are clipped to the plan's clip norm and get the plan's
-    noise; `max_grad_norm` does nothing more. Losses of training, norms of gradients, counts of operations and rates by
-    the second are in no log, file or result: they would be releases. Evaluation is the Trainer's, and for data that
-    need no protection: `public_evaluation=True` says that they are such. Without it `evaluate()`, `eval_strategy`,
-    `load_best_model_at_end`, `metric_for_best_model`, EarlyStoppingCallback and schedules by a metric are refused. What
-    code of your own logs is left out, unless it is `ao.Public`.
+    Each example's loss is computed on its own (`example_losses`, with `label_smoothing_factor`), or by a
+    `compute_loss` or `compute_loss_func` of yours, which gives the mean over examples and is refused where it couples
+    them. In the place of TRL's `compute_loss` stands the same loss of each example alone: of SFTTrainer, DPOTrainer,
+    RewardTrainer, ORPOTrainer and KTOTrainer (`apo_zero_unpaired`), a pair being one example; other trainers of TRL
+    need a `compute_loss` of yours, whose batch has a pair as a row of fields chosen_* and rejected_*. Gradients are
+    clipped to the plan's clip norm and get the plan's noise; `max_grad_norm` does nothing more. Losses of training,
+    norms of gradients, counts of operations and rates by the second are in no log, file or result: they would be
+    releases. Evaluation is the Trainer's, and for data that need no protection: `public_evaluation=True` says that
+    they are such. Without it `evaluate()`, `eval_strategy`, `load_best_model_at_end`, `metric_for_best_model`,
+    EarlyStoppingCallback and schedules by a metric are refused. What code of your own logs is left out, unless it is
+    `ao.Public`.
 
     With `save_strategy`, the privacy state is saved in `output_dir` next to each checkpoint, and
     `train(resume_from_checkpoint=True)` in a new trainer goes on from the last of them.
@@ -508,6 +556,7 @@ class PrivateTrainer(PrivateTrainerMixin, _transformers.Trainer):  # type: ignor
             texts that DataCollatorWithPadding or DataCollatorForTokenClassification pads have the lengths 16, 32, .. up
             to the longest that the tokenizer states; with other collators all of a batch must have one length.
         args, kwargs: of `transformers.Trainer`.
-    Raises: ArgumentError for several devices in one process, or another batch size; PlanError where the plan protects
+    Raises: ArgumentError for several devices in one process, another batch size, or a loss that joins examples (that
+        balances experts, for example); PlanError where the plan protects
         users and no `unit` is given, or the other way round.
     """
