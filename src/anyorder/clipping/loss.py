@@ -150,6 +150,26 @@ class LossWatch:
                 found = own
         return found, straight
 
+    def by_row(self, given: Any) -> Any:
+        """What the model is called with, where what no rule knows is made again of each row of the batch alone.
+
+        What cannot be made again stays as it is, and is taken for rows: "promised".
+        """
+
+        def made_again(leaf: Any) -> Any:
+            tape, number = _place(leaf) if type(leaf) is _Watched else (None, -1)
+            if tape is None or tape.closed or not isinstance(tape.states[number], NoRule):
+                return leaf
+            with private.WithoutSubclasses():
+                alone = None if leaf.requires_grad else tape.of_rows(leaf, number)
+                return leaf if alone is None else tape.follow(alone, _BY_ROW)
+
+        without_rule = (
+            tape is not None and not tape.closed and isinstance(tape.states[number], NoRule)
+            for tape, number in (_place(leaf) for leaf in _flat(given) if type(leaf) is _Watched)
+        )  # fmt: skip
+        return _changed(given, made_again) if any(without_rule) else given
+
     def outputs(self, outputs: Any, given: Any = ()) -> Any:
         """The outputs of the model, called with `given`. One row is watched for what earlier batches may add to it.
 
@@ -472,6 +492,7 @@ class _Tape:
         self.used: set[int] = set()  # batches whose gradients came
         self.into: tuple[_Tape, int] | None = None
         self._alive: list[weakref.ref[Tensor]] = []
+        self._at = ""  # the name of the operation that runs again
         self._autocast: list[tuple[str, bool, torch.dtype]] = []
 
     # -- roots -------------------------------------------------------------------------------------------------------
@@ -844,21 +865,10 @@ class _Tape:
             by_row, copies = [], size
         leaves = [r.tensor if r.port is None else r.tensor.detach().requires_grad_() for r in roots]
 
-        at = ""  # the name of the operation that runs
-
         def row(*rows: Tensor) -> Tensor:
-            nonlocal at
             alone = [t.unsqueeze(0).expand(copies, *t.shape) for t in rows]
             values = {r.number: t for r, t in zip(roots, alone, strict=False)}
-            operands = dict(zip(by_row, alone[len(roots) :], strict=True))
-            for call in calls:
-                args, kwargs = self._replaced((call.args, call.kwargs), values, operands)
-                at = getattr(call.function, "__name__", "")
-                with torch.set_grad_enabled(call.with_grad):
-                    function = call.function.of(copies) if isinstance(call.function, _Mean) else call.function
-                    made = pytree.tree_leaves(function(*args, **kwargs))
-                if call.results:
-                    values |= {n: t for n, t in zip(call.results, made, strict=True) if n is not None}
+            self._run(calls, values, dict(zip(by_row, alone[len(roots) :], strict=True)), copies)
             return values[end].reshape(())
 
         outputs = [(r.port, t) for r, t in zip(roots, leaves, strict=True) if r.port is not None]
@@ -877,7 +887,76 @@ class _Tape:
             pairs = zip(outputs, found, strict=True)
             return {port: torch.zeros_like(t) if g is None else g for (port, t), g in pairs if port is not None}
         # Outside of the handler: a chained error would show the words of torch, with numbers of the batch in them.
-        raise _cannot_map(f"vmap cannot run it ({problem}{f' in {at}' if at else ''})")
+        raise _cannot_map(f"vmap cannot run it ({problem}{f' in {self._at}' if self._at else ''})")
+
+    def of_rows(self, watched: Tensor, number: int) -> Tensor | None:
+        """A tensor that was computed of the batch, computed again of each row alone, in the batch's order:
+
+            row i = ( what was done, with row i in the place of every row )[i]
+
+        a function of row i and of public constants, and what was there where each row was a function of its own one.
+        Draws that nobody holds are drawn again. None where that is not known, or vmap cannot run it.
+        """
+        size, calls, needed, given = self.sizes[0], [], {number}, dict[int, Tensor]()
+        for call in reversed(self.calls):
+            if needed.intersection(n for n in (*call.results, call.written) if n is not None):
+                calls.append(call)
+                for n in map(int, _leaves(call, _Node)):
+                    if n not in given and (rows := self._rows_now(n)) is not None:
+                        given[n] = rows
+                    elif n not in given:
+                        needed.add(n)
+        operands = [int(n) for c in calls for n in _leaves(c, _Operand)]
+        if len(self.sizes) > 1 or not size or not calls or self.foreign.intersection(operands):
+            return None
+        constants = [self.operands[n] for n in operands] + [t for n, t in given.items() if self.states[n] is None]
+        placed = any(t.dim() and len(t) == size for t in constants)
+        by_one = any(isinstance(self.states[n], OfRow) for c in calls for n in c.results if n is not None)
+        copies = size if placed or by_one or any(_counts_rows(c, size) for c in calls) else 1
+        by_row = [n for n in given if self.states[n] is not None]
+        calls = calls[::-1]
+
+        def row(place: Tensor, *rows: Tensor) -> Tensor:
+            alone = [t.unsqueeze(0).expand(copies, *t.shape) for t in rows]
+            values = given | dict(zip(by_row, alone, strict=True))
+            self._run(calls, values, {}, copies)
+            if len(values[number]) != copies:
+                raise ValueError("other rows")
+            return values[number].index_select(0, place.reshape(1) if copies > 1 else place.new_zeros(1)).squeeze(0)
+
+        try:
+            with torch.autocast(watched.device.type, enabled=False):
+                chunk = None if copies == 1 else max(1, _COPIES // copies)
+                places = torch.arange(size, device=watched.device)
+                one_by_one = vmap(row, randomness="different", chunk_size=chunk)
+                made: Tensor = one_by_one(places, *map(given.__getitem__, by_row)).detach()
+        except (AnyorderError, torch.OutOfMemoryError):
+            raise
+        except Exception:
+            return None
+        return made if (made.shape, made.dtype) == (watched.shape, watched.dtype) else None
+
+    def _rows_now(self, number: int) -> Tensor | None:
+        """The rows that a number stands for, each known to be of its row alone, or a constant, if anybody has them."""
+        state = self.states[number]
+        if not (state is None or state == _BY_ROW) or any(call.written == number for call in self.calls):
+            return None
+        root = next((r for r in self.roots if r.number == number), None)
+        tensor = self._alive[number]() if root is None else root.tensor
+        if tensor is None or (root is not None and private.version(root.tensor) != root.version):
+            return None
+        return _ordinary(tensor).detach()
+
+    def _run(self, calls: list[_Call], values: dict[int, Tensor], operands: dict[int, Tensor], copies: int) -> None:
+        """Do again what was written down, with `copies` rows; `values` gets what it makes."""
+        for call in calls:
+            args, kwargs = self._replaced((call.args, call.kwargs), values, operands)
+            self._at = getattr(call.function, "__name__", "")
+            with torch.set_grad_enabled(call.with_grad):
+                function = call.function.of(copies) if isinstance(call.function, _Mean) else call.function
+                made = pytree.tree_leaves(function(*args, **kwargs))
+            if call.results:
+                values |= {n: t for n, t in zip(call.results, made, strict=True) if n is not None}
 
     def _needed(self, end: int) -> tuple[list[_Call], set[int]]:
         """The calls that the loss was made by, in order."""
@@ -917,6 +996,8 @@ def _after_a_look(state: State, result: Any, read: set[State]) -> State:
 
 _CONSTANTS = {int, bool, str, type(None)}
 _KEPT = ["promised", "mapped", "proved"]
+_COPIES = 1024
+"""Rows that stand in memory at once where each row takes the place of all."""
 _KNOWN = 4096
 """Calls whose states are kept; then it is begun again."""
 

@@ -239,6 +239,7 @@ class Training:
         """The outputs of the model, or of one of several networks; their backward pass gives the sum of the units'
         clipped gradients to `_receive`.
         """
+        args, kwargs = self._watch.by_row((args, kwargs))
         if self._untried and name in self._untried:
             tried = self._model if self._networks is None else self._networks[str(name)]
             self._stateless = try_model(tried, args, kwargs) and self._stateless
