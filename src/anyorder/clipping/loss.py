@@ -151,24 +151,21 @@ class LossWatch:
         return found, straight
 
     def by_row(self, given: Any) -> Any:
-        """What the model is called with, where what no rule knows is made again of each row of the batch alone.
+        """What the model is called with, where what no rule knows is computed again of each row of the batch alone.
 
-        What cannot be made again stays as it is, and is taken for rows: "promised".
+        What cannot be computed again stays as it is, and is taken for rows: "promised".
         """
 
-        def made_again(leaf: Any) -> Any:
-            tape, number = _place(leaf) if type(leaf) is _Watched else (None, -1)
-            if tape is None or tape.closed or not isinstance(tape.states[number], NoRule):
-                return leaf
+        def again(leaf: Any) -> Any:
+            tape, number = _place(leaf) if _is_without_rule(leaf) else (None, -1)
             with private.WithoutSubclasses():
-                alone = None if leaf.requires_grad else tape.of_rows(leaf, number)
-                return leaf if alone is None else tape.follow(alone, _BY_ROW)
+                rows = None if tape is None or leaf.requires_grad else tape.of_rows(leaf, number)
+            if tape is None or rows is None:
+                return leaf
+            tape.alone.add(number)
+            return rows
 
-        without_rule = (
-            tape is not None and not tape.closed and isinstance(tape.states[number], NoRule)
-            for tape, number in (_place(leaf) for leaf in _flat(given) if type(leaf) is _Watched)
-        )  # fmt: skip
-        return _changed(given, made_again) if any(without_rule) else given
+        return _changed(given, again) if any(map(_is_without_rule, _flat(given))) else given
 
     def outputs(self, outputs: Any, given: Any = ()) -> Any:
         """The outputs of the model, called with `given`. One row is watched for what earlier batches may add to it.
@@ -304,7 +301,8 @@ class LossWatch:
             if state is None or state is _OF_BATCH:
                 continue
             if isinstance(state, NoRule):  # of the rows, as far as anybody knows
-                tape.assumed = without_rule = True
+                without_rule = True
+                tape.assumed = tape.assumed or number not in tape.alone
                 continue
             with private.WithoutSubclasses():
                 in_rows = isinstance(state, ByRow) and state[1:] == (0, 1) and leaf.shape[0] == size
@@ -337,6 +335,12 @@ def _start(tensor: Tensor) -> int:
     """Where a tensor's memory begins; 0 where it has none."""
     plain = tensor.layout is torch.strided and not private.is_wrapped(tensor)
     return tensor.untyped_storage().data_ptr() if plain else 0
+
+
+def _is_without_rule(leaf: Any) -> bool:
+    """Whether a tensor is of an open batch by an operation that no rule knows."""
+    tape, number = _place(leaf) if type(leaf) is _Watched else (None, -1)
+    return tape is not None and not tape.closed and isinstance(tape.states[number], NoRule)
 
 
 def _nothing() -> None:
@@ -479,6 +483,7 @@ class _Tape:
         self.taken_out = self.of_numbers = False  # whether numbers were among the arguments of this call, of any
         self.of_written = self.assumed = False  # whether what was written into was, or what is taken for rows
         self.given_without_rule = False  # whether a model was given what no rule knows
+        self.alone: set[int] = set()  # of which it was given what each row alone gives
         self.states: list[State] = []
         self.roots: list[_Source] = []
         self.calls: list[_Call] = []
@@ -571,6 +576,7 @@ class _Tape:
         self.of_numbers = self.of_numbers or other.of_numbers
         self.of_written, self.assumed = self.of_written or other.of_written, self.assumed or other.assumed
         self.given_without_rule |= other.given_without_rule
+        self.alone |= {n + offset for n in other.alone}
         self.followed_data = self.followed_data and other.followed_data
         other.into = self, offset
         other._drop()

@@ -239,7 +239,6 @@ class Training:
         """The outputs of the model, or of one of several networks; their backward pass gives the sum of the units'
         clipped gradients to `_receive`.
         """
-        args, kwargs = self._watch.by_row((args, kwargs))
         if self._untried and name in self._untried:
             tried = self._model if self._networks is None else self._networks[str(name)]
             self._stateless = try_model(tried, args, kwargs) and self._stateless
@@ -248,6 +247,7 @@ class Training:
         step = ledger.step
         # units: whose rows the model is called on
         given = (args, kwargs)
+        args, kwargs = self._watch.by_row(given)
         args, kwargs = unwatched(args), unwatched(kwargs) if kwargs else kwargs
         args = args if name is None else (name, *args)
         tensors: Sequence[Tensor] = args
