@@ -1057,7 +1057,7 @@ class _Released(torch.autograd.Function):
         return tuple(output.detach() for output in inside)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
         if not _free:
             raise _not_free()
