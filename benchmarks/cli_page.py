@@ -62,11 +62,15 @@ def _all_commands() -> Iterator[str]:
 
 
 def _shared() -> set[tuple[str, str]]:
-    """(option, meaning) that two commands or more have alike; defaults may differ."""
+    """(option, meaning) that two commands or more have alike, the most common of an option; defaults may differ."""
     commands = [load_command(name) for name in COMMANDS]
     every = [one for command in commands for one in getattr(command, "commands", {"": command}).values()]
     counts = Counter(_said(option) for command in every for option in command.params if not option.required)
-    return {said for said, count in counts.items() if count > 1 and said[0].startswith("--")}
+    shared: dict[str, str] = {}
+    for (name, meaning), count in counts.most_common():
+        if count > 1 and name:
+            shared.setdefault(name, meaning)
+    return set(shared.items())
 
 
 def _said(option: Any) -> tuple[str, str]:
@@ -136,7 +140,7 @@ def _default(parameter: Any) -> str:
     if parameter.required:
         return "needed"
     value = parameter.default
-    if value is None or value is False or callable(value):
+    if value is None or value is False or value == "" or callable(value):
         said = _SAID.search(" ".join((parameter.help or "").split()))
         return "" if said is None else _plain(said[1])
     return f"`{getattr(value, 'value', value)}`"

@@ -37,13 +37,6 @@ PARTS = (
     Part("error and time of a fitted mechanism", "jax_privacy", "factorize --only race", ""),
     Part("a round of a federation, time", "Flower, pfl", "federated --only speed", ""),
     Part("wrappers of Flower: what the claim becomes", "Flower", "federated --only flower_wrappers", ""),
-    Part(
-        "a step of a wide table, time",
-        "Opacus, tensorflow_privacy",
-        "wide --only speed",
-        "(lazy|selected).*peer: (Opacus|tensorflow_privacy)",
-    ),
-    Part("one private linear model, time", "diffprivlib, scikit-learn", "online --only speed", ""),
 )
 
 

@@ -7,8 +7,8 @@ words swapped. Each arm runs in a process of its own.
     python -m benchmarks.preferences --data-dir FOLDER --out FOLDER   FOLDER has Brown's Parquet file
     python -m benchmarks.preferences --data-dir FOLDER --quick        a fifth of the users, one epoch
 
-`ours` is the private run and `peer` the plain one: milliseconds a step, peak memory, perplexity of held-out sentences,
-and the share of held-out pairs of which the sentence as it was written is the likelier one.
+`ours` is the private run and `peer` the plain one: processor time of a step, peak memory, perplexity of held-out
+sentences, and the share of held-out pairs of which the sentence as it was written is the likelier one.
 """
 
 import argparse
@@ -150,7 +150,7 @@ def arm(name: str, folder: str, out: Path, quick: bool) -> dict[str, Any]:
         chance = random.Random(0)
         rows = [{**(swapped(each, chance) if is_dpo else {"text": each}), "user": user} for user, each in texts.users]
     data, batch = Dataset.from_list(rows), 64 if before is None else 256
-    rate, epochs = (3e-3, 1 if quick else 4) if before is None else (5e-4 if is_dpo else 1e-3, 1 if quick else 3)
+    rate, epochs = (3e-3, 1 if quick else 4) if before is None else (1e-4 if is_dpo else 1e-3, 1 if quick else 3)
     kind, config = (trl.DPOTrainer, trl.DPOConfig) if is_dpo else (trl.SFTTrainer, trl.SFTConfig)
     options: dict[str, Any] = {"ref_model": load(out / str(before))} if is_dpo else {}
     arguments = config(
@@ -173,7 +173,7 @@ def arm(name: str, folder: str, out: Path, quick: bool) -> dict[str, Any]:
 
     class Times(transformers.TrainerCallback):  # type: ignore[misc]
         def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-            ends.append(time.perf_counter())
+            ends.append(time.process_time())
 
     options |= {"callbacks": [Times()], "train_dataset": data, "processing_class": tokens}
     start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -218,7 +218,12 @@ def rows_of(found: dict[str, dict[str, Any]]) -> Iterator[Row]:
     """The table."""
     for stage in ("sft", "dpo"):
         ours, peer = found[f"{stage} private"], found[f"{stage} plain"]
-        for name, unit in (("ms", "ms a step"), ("MB", "MB at most"), ("perplexity", ""), ("right", "of pairs")):
+        for name, unit in (
+            ("ms", "ms of a processor a step"),
+            ("MB", "MB at most"),
+            ("perplexity", ""),
+            ("right", "of pairs"),
+        ):
             yield Row(f"{stage}: {name}", ours[name], peer[name], peer[name] / ours[name], unit)
     for name in ("perplexity", "right"):
         yield Row(f"before: {name}", found["public"][name], None, None, "")

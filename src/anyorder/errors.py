@@ -97,7 +97,9 @@ class CheckpointWarning(UserWarning):
 
 
 class NoiseWarning(UserWarning):
-    """The noise is what the plan says, and is made in a slow way, or the plan's delta leaves its promise empty."""
+    """The noise is what the plan says, and is made in a slow way, or the plan's delta leaves its promise empty, or a
+    step of a pipeline before the model is fitted to the rows without any.
+    """
 
 
 class ClippingWarning(UserWarning):

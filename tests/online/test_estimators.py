@@ -10,20 +10,35 @@ from scipy import sparse
 from sklearn import ensemble, linear_model, model_selection, multiclass
 from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
-from sklearn.compose import TransformedTargetRegressor
+from sklearn.compose import ColumnTransformer, TransformedTargetRegressor
+from sklearn.decomposition import PCA
 from sklearn.experimental import enable_iterative_imputer  # noqa: F401
 from sklearn.feature_selection import RFE, SelectFromModel, SequentialFeatureSelector
 from sklearn.impute import IterativeImputer
 from sklearn.multioutput import ClassifierChain
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import FunctionTransformer
+from sklearn.pipeline import FeatureUnion, make_pipeline
+from sklearn.preprocessing import (
+    FunctionTransformer,
+    MinMaxScaler,
+    Normalizer,
+    OneHotEncoder,
+    QuantileTransformer,
+    StandardScaler,
+)
 from sklearn.semi_supervised import SelfTrainingClassifier
 
 import anyorder as ao
 from anyorder.audit.faults import patched
 from anyorder.audit.faults.core import FAULTS
 from anyorder.audit.faults.front_end import Reached
-from anyorder.errors import ArgumentError, CheckpointError, ParticipationError, StepsExhaustedError, TrainingError
+from anyorder.errors import (
+    ArgumentError,
+    CheckpointError,
+    NoiseWarning,
+    ParticipationError,
+    StepsExhaustedError,
+    TrainingError,
+)
 from anyorder.online import Ball, LinearRegression, LogisticRegression, PoissonRegression, SoftmaxRegression
 from anyorder.online.features import RowBound, RowsByUnit
 from anyorder.online.losses import Squared
@@ -520,6 +535,34 @@ def test_pipelines_fit_once():
     SelectFromModel(made(), threshold=-np.inf).fit(X, Y)
     regression = LinearRegression(epsilon=8.0, bounds=3.0, target_bounds=(-1, 2), key=KEY)
     TransformedTargetRegressor(regression, func=np.tanh, inverse_func=np.arctanh, check_inverse=False).fit(X, Y)
+
+
+TOLD = {
+    "StandardScaler": lambda: make_pipeline(StandardScaler(), made()),
+    "MinMaxScaler": lambda: make_pipeline(make_pipeline(FunctionTransformer(), MinMaxScaler()), made()),
+    "PCA, StandardScaler": lambda: make_pipeline(
+        ColumnTransformer([("some", StandardScaler(), [0]), ("rest", "passthrough", [1, 2])]),
+        FeatureUnion([("as it is", Normalizer()), ("parts", PCA(2))]), made(bounds=3.0),
+    ),
+    "QuantileTransformer": lambda: TransformedTargetRegressor(
+        LinearRegression(epsilon=8.0, bounds=3.0, target_bounds=(-1, 2), key=KEY),
+        transformer=QuantileTransformer(n_quantiles=9),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("names", TOLD)
+def test_steps_that_are_fitted_without_noise_are_told(names):
+    with pytest.warns(NoiseWarning, match=f"^{names} is fitted to the rows without noise"):
+        TOLD[names]().fit(X, Y)
+
+
+def test_steps_that_learn_nothing_of_the_rows_are_not_told():
+    """`-W error` is on; the warning is of classes alone, and rows that were scaled beforehand tell nothing."""
+    coded = OneHotEncoder(categories=[[0, 1]], sparse_output=False)
+    some = ColumnTransformer([("codes", coded, [3]), ("scaled", ao.online.Scaler((-3.0, 3.0)), [0, 1, 2])])
+    make_pipeline(some, Normalizer(), made()).fit(np.column_stack([X, Y]), Y)
+    made().fit((X - X.mean(0)) / X.std(0), Y)
 
 
 # -- arguments -------------------------------------------------------------------------------------------------------

@@ -11,10 +11,12 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import is_dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 from torch.overrides import TorchFunctionMode
 
 from anyorder.clipping import torch_private as private
@@ -123,6 +125,9 @@ _PLAIN = frozenset(SETTING)
 _CONTAINERS = frozenset({tuple, list, set, dict, OrderedDict})
 
 
+_DATACLASS = "say once that it is a container, torch.export.register_dataclass(its class), or give its tensors"
+
+
 def check_argument(argument: Any, of: str = "the model") -> None:
     """A setting stands alone; a container holds tensors. A list of lengths would tell one example of the others."""
     if not isinstance(argument, Tensor) and is_of_loop(argument):
@@ -132,14 +137,19 @@ def check_argument(argument: Any, of: str = "the model") -> None:
         )
     if isinstance(argument, (Tensor, *SETTING)):
         return
+    if isinstance(argument, PackedSequence):
+        raise ModelError(
+            f"{of} was given a packed sequence, which joins the examples: give it the padded tensor, and the lengths "
+            "as a tensor. Recurrent layers run on the padded tensor; the last state is that at the place lengths - 1"
+        )
     leaves = pytree.tree_leaves(argument)
     strange = next((leaf for leaf in leaves if leaf is not None and not isinstance(leaf, Tensor)), None)
     if strange is not None:
         raise ModelError(
             f"the arguments of {of} must be tensors (or containers of tensors) that can be split by example, and "
             f"settings None, bool, int, float, str outside containers; got a {type(strange).__name__}"
-            f"{'' if strange is argument else f' inside a {type(argument).__name__}'}: make it a tensor with one row "
-            "for each example"
+            f"{'' if strange is argument else f' inside a {type(argument).__name__}'}: "
+            f"{_DATACLASS if is_dataclass(strange) else 'make it a tensor with one row for each example'}"
         )
 
 

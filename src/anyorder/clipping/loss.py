@@ -157,15 +157,22 @@ class LossWatch:
         """
 
         def again(leaf: Any) -> Any:
-            tape, number = _place(leaf) if _is_without_rule(leaf) else (None, -1)
+            tape, number = _place(leaf) if type(leaf) is _Watched else (None, -1)
+            if tape is None or tape.closed or not isinstance(tape.states[number], NoRule):
+                return leaf
             with private.WithoutSubclasses():
-                rows = None if tape is None or leaf.requires_grad else tape.of_rows(leaf, number)
-            if tape is None or rows is None:
+                rows = None if leaf.requires_grad else tape.of_rows(leaf, number)
+            if rows is None:
                 return leaf
             tape.alone.add(number)
             return rows
 
-        return _changed(given, again) if any(map(_is_without_rule, _flat(given))) else given
+        for leaf in _flat(given):
+            tape = leaf.tape if type(leaf) is _Watched else None
+            if tape is None or tape.closed or (tape.into is None and type(tape.states[leaf.number]) is not NoRule):
+                continue
+            return _changed(given, again)
+        return given
 
     def outputs(self, outputs: Any, given: Any = ()) -> Any:
         """The outputs of the model, called with `given`. One row is watched for what earlier batches may add to it.
@@ -335,12 +342,6 @@ def _start(tensor: Tensor) -> int:
     """Where a tensor's memory begins; 0 where it has none."""
     plain = tensor.layout is torch.strided and not private.is_wrapped(tensor)
     return tensor.untyped_storage().data_ptr() if plain else 0
-
-
-def _is_without_rule(leaf: Any) -> bool:
-    """Whether a tensor is of an open batch by an operation that no rule knows."""
-    tape, number = _place(leaf) if type(leaf) is _Watched else (None, -1)
-    return tape is not None and not tape.closed and isinstance(tape.states[number], NoRule)
 
 
 def _nothing() -> None:

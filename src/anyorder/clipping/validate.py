@@ -222,7 +222,9 @@ _FOREIGN = (Path(torch.__file__).parent, Path(__file__).parent)
 
 _PACKED = (
     "a packed sequence joins the examples: give the layer the padded tensor, and take the last state as "
-    "out.gather(1, (lengths - 1)[:, None, None].expand(-1, 1, out.shape[2])), with the lengths as a tensor"
+    "out.gather(1, (lengths - 1)[:, None, None].expand(-1, 1, out.shape[2])), with the lengths as a tensor. "
+    "The backward half of a bidirectional layer would begin in the padding: run a layer of its own on the examples "
+    "reversed by their lengths"
 )
 _SHARED = (
     "forward writes an example's values into a tensor that all examples share: make it by x.new_zeros(..), or put "

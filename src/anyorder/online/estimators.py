@@ -1,7 +1,8 @@
 """Private linear models with scikit-learn's interface: fit, partial_fit, predict, in pipelines."""
 
 import sys
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass, fields
 from math import inf, isinf, log, sqrt
 from pathlib import Path
@@ -13,12 +14,13 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 from scipy.special import expit, softmax
 from sklearn.base import BaseEstimator, ClassifierMixin, OneToOneFeatureMixin, RegressorMixin, TransformerMixin
+from sklearn.utils import get_tags
 from sklearn.utils.validation import check_is_fitted
 
 from anyorder import checks
 from anyorder.accounting.curves import Curve
 from anyorder.clipping.bounded import bounded_sum
-from anyorder.errors import ArgumentError, PlanError, StepsExhaustedError, TrainingError
+from anyorder.errors import ArgumentError, NoiseWarning, PlanError, StepsExhaustedError, TrainingError
 from anyorder.formatting import counted
 from anyorder.ledger import as_units, distinct, numbered
 from anyorder.online.features import (
@@ -95,7 +97,8 @@ def check_alone() -> None:
     """Raise TrainingError where something of scikit-learn is calling that is not known to fit once.
 
     Told by the frames of the call, in this process or in the worker that fits. A loop of one's own is not seen, nor are
-    wrappers of other packages: each of their fits is a release, too.
+    wrappers of other packages: each of their fits is a release, too. Warns (NoiseWarning) of other steps of a pipeline
+    that are fitted to the rows without noise: by their classes and settings, which are public, and not by the rows.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -103,7 +106,34 @@ def check_alone() -> None:
         if _within(module, ("sklearn",)) and not _within(module, _ONCE):
             reason = next((reason for room, reason in _REASONS.items() if _within(module, (room,))), _OTHERS)
             raise TrainingError(f"{frame.f_code.co_qualname} of {module} must not fit a private learner: {reason}")
+        if frame.f_code.co_name == "fit" and _within(module, ("sklearn.pipeline", "sklearn.compose")):
+            owner = frame.f_locals.get("self")
+            before = [step for _, step in getattr(owner, "steps", [])[:-1]] + [getattr(owner, "transformer", None)]
+            if names := sorted({type(step).__name__ for one in before for step in _fitted_steps(one)}):
+                warnings.warn(
+                    f"{', '.join(names)} is fitted to the rows without noise, and the epsilon of this model does not "
+                    "cover what it learns of them: predictions and weights may tell of single rows. Use "
+                    "ao.online.Scaler, or a step whose settings are public",
+                    NoiseWarning, stacklevel=3,
+                )  # fmt: skip
         frame = frame.f_back
+
+
+def _fitted_steps(step: Any) -> Iterator[Any]:
+    """The parts of a step of a pipeline that learn from the rows they are given, and are none of this package."""
+    inner = [
+        part
+        for name in ("steps", "transformers", "transformer_list")
+        for entry in getattr(step, name, None) or []
+        for part in entry
+        if hasattr(part, "fit")
+    ]
+    for part in inner:
+        yield from _fitted_steps(part)
+    if inner or not hasattr(step, "fit") or not get_tags(step).requires_fit or isinstance(step, Scaler):
+        return
+    if isinstance(getattr(step, "categories", "auto"), str):  # else given beforehand, as to an encoder
+        yield step
 
 
 def _within(module: str, rooms: tuple[str, ...]) -> bool:

@@ -152,6 +152,11 @@ class BatchIdentity:
         in_order = True
         for places in owners:
             in_order &= places.get(batch, True)
+        if not in_order and any(tensor.shape[:1] != (batch.rows,) for tensor in given):
+            raise ArgumentError(
+                "a tensor that the model was given has the examples in another dimension than the first: give each "
+                "tensor one row for each example, and transpose it in forward"
+            )
         if not in_order or (self._looks and self._shuffled(given, batch)):
             raise TrainingError(
                 "the model was given rows of the batch in another order, or some rows in the place of others; its "
@@ -246,6 +251,11 @@ class BatchIdentity:
 def _check_rows(tensors: list[Tensor], rows: int) -> None:
     sizes = set()
     for tensor in tensors:
+        if tensor.is_nested:
+            raise ArgumentError(
+                "the model was given a nested tensor, which has no rows: give it the padded tensor and a mask, or the "
+                "lengths as a tensor"
+            )
         sizes.add(tensor.shape[:1])
     size = next(iter(sizes.pop()), None) if len(sizes) == 1 else None
     # Tensors that disagree are the clipping engine's to refuse.

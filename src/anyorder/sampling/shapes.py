@@ -342,12 +342,18 @@ class Joining:
 
     def _tensors(self, parts: list[Tensor], name: Name) -> Tensor:
         first = parts[0]
+        if any(part.is_nested or part.layout not in (torch.strided, torch.sparse_coo) for part in parts):
+            raise LoaderError(
+                "collate_fn gives nested or compressed tensors, whose rows cannot be put together: give padded tensors "
+                "with a mask, dense ones, or sparse ones in coordinates, x.to_sparse()"
+            )
         if self.numbers is not None and not all(part.dim() and part.shape[0] == 1 for part in parts):
             raise LoaderError(
                 "collate_fn is called on each example alone, and must then give tensors with one row, of shape "
-                "(1, ..): it drops, repeats, packs or does not stack examples (as tuple(zip(*batch)) does), or gives a "
-                "number for the whole batch. For detection stack the images, and pad boxes and labels to one public "
-                "number in the data set"
+                "(1, ..): it drops, repeats, packs or does not stack examples (as tuple(zip(*batch)) does), joins them "
+                "end to end (bags with offsets, packed sequences, nodes of graphs), puts them into another dimension, "
+                "or gives a number for the whole batch. Give each example tensors of its own, and pad boxes, words or "
+                "nodes to one public number, with a mask. Transpose in forward"
             )
         if len({(part.dtype, part.dim()) for part in parts}) > 1:
             raise LoaderError("collate_fn gives one example tensors of another dtype, or of more dimensions")

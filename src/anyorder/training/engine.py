@@ -42,7 +42,7 @@ from anyorder.clipping.norms import UnitMap, accumulator_dtype
 from anyorder.clipping.per_example import MayDraw, Passes
 from anyorder.clipping.torch_private import never_compiled
 from anyorder.clipping.validate import iterate_before_passes, refuse_unfit
-from anyorder.errors import ArgumentError, CheckpointError, LoaderError, PlanError, TrainingError
+from anyorder.errors import ArgumentError, CheckpointError, LoaderError, ModelError, PlanError, TrainingError
 from anyorder.formats import html_table
 from anyorder.formatting import rounded_up
 from anyorder.ledger import Ledger, Units, numbered
@@ -247,8 +247,14 @@ class Training:
         step = ledger.step
         # units: whose rows the model is called on
         given = (args, kwargs)
-        args, kwargs = self._watch.by_row(given)
-        args, kwargs = unwatched(args), unwatched(kwargs) if kwargs else kwargs
+        try:
+            args, kwargs = self._watch.by_row(given)
+            args, kwargs = unwatched(args), unwatched(kwargs) if kwargs else kwargs
+        except NotImplementedError as problem:  # of torch: a sparse tensor has no memory of its own
+            raise ModelError(
+                "the model was given a sparse tensor that the training loop made: its rows cannot be followed. Let "
+                "collate_fn give it, x.to_sparse(), or give the model the dense one"
+            ) from problem
         args = args if name is None else (name, *args)
         tensors: Sequence[Tensor] = args
         if kwargs or set(map(type, args)) != {Tensor}:  # else as most models are called

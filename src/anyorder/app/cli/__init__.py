@@ -24,7 +24,7 @@ COMMANDS = {
     ),
     "verify": (CHECK, "verification:verify", "Recompute every claim of a certificate or plan from the file alone."),
     "epsilon": (CHECK, "plans:epsilon", "The epsilon that a run really has, in the order in which it saw the data."),
-    "audit": (CHECK, "audit:group", "Attack a training of your own, and see whether its claim holds."),
+    "audit": (CHECK, "audit:group", "Attack your own training, and see whether its claim holds."),
     "train": (
         TRAIN, "training:train",
         "Train a model privately; leaves a folder with model, metrics, plots and certificate.",
@@ -34,7 +34,7 @@ COMMANDS = {
     "plan": (PLAN, "plans:plan", "Find the mechanism and the noise for a data set, an order and a budget."),
     "planner": (
         PLAN, "planner:planner",
-        "Mechanisms side by side on a page: sliders for data, budget and order; on this machine alone.",
+        "Compare mechanisms on a page with sliders for data, budget and order, on this machine alone.",
     ),
     "federated": (
         FEDERATE, "federated:federated", "Simulate federated learning in which each user is protected as a whole."

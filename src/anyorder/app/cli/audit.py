@@ -37,7 +37,9 @@ def arrays(
     released: Annotated[
         Path | None, typer.Option(help="The rows in an .npy file of their own; they may be larger than memory.")
     ] = None,
-    confidence: Annotated[float, typer.Option(help="Of each bound on its own; the verdict does not use it.")] = 0.95,
+    confidence: Annotated[
+        float, typer.Option(help="Confidence of each single bound; the verdict does not use it.")
+    ] = 0.95,
     as_json: Json = False,
 ) -> None:
     """Audit what any other program released, by the canaries that it may have used.
@@ -76,12 +78,15 @@ def run(
     ],
     canaries: Annotated[int, typer.Option(help="Gradients at the clip norm, each in or out by a secret draw.")] = 1000,
     coordinates: Annotated[
-        int | None, typer.Option(help="Coordinates of the gradient that the canaries live on. Default: all.")
+        int | None, typer.Option(help="Number of gradient coordinates that canaries use. Default: all.")
     ] = None,
-    confidence: Annotated[float, typer.Option(help="Of each bound on its own; the verdict does not use it.")] = 0.95,
-    delta: Annotated[float | None, typer.Option(help="Of claim and bounds. Default: the plan's.")] = None,
+    confidence: Annotated[
+        float, typer.Option(help="Confidence of each single bound; the verdict does not use it.")
+    ] = 0.95,
+    delta: Annotated[float | None, typer.Option(help="Delta of the claim and the bounds. Default: the plan's.")] = None,
     method: Annotated[
-        list[str] | None, typer.Option(help=f"Bound: {', '.join(METHODS)}; may be given again. Default: all.")
+        list[str] | None,
+        typer.Option(help=f"Bounds to compute: {', '.join(METHODS)}. Repeat it for several. Default: all."),
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Write a PNG: the scores, and the two laws of the claim.")] = None,
     out: Annotated[
@@ -89,16 +94,17 @@ def run(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Train a set-up of your own with canaries in it, and see whether its claim holds.
+    """Train your own set-up with canaries in it, and see whether its claim holds.
 
     $ anyorder audit run mytraining:setup
 
     $ anyorder audit run runs/digits-20250101-120000 --out audits/digits
 
     The function returns an anyorder.app.Setup: plan, model, optimizer, loader,
-    loss. All planned steps are trained; a folder's run is repeated, with noise
-    of its own, and stays as it is. The model that was trained is thrown away:
-    it has seen canaries. Who was in, and each one's score, stay in memory.
+    loss. All planned steps are trained. The run of a folder is repeated
+    with other noise, and the folder stays as it is. The trained model has
+    seen canaries and is thrown away. Who was in, and each score, stay in
+    memory.
 
     Exit code 0 if the claim was not refuted (less than one true claim in a
     million is), 1 if it was, 2 if there was no audit.
@@ -140,20 +146,20 @@ def canaries(
         typer.Argument(help="module:function, see below. Default: a small model of the next word, with --epsilon."),
     ] = None,
     epsilon: Annotated[
-        float | None, typer.Option(help="Of the built-in model, for one sequence. Default: none.")
+        float | None, typer.Option(help="Target epsilon of the built-in model, for one sequence. Default: none.")
     ] = None,
-    epochs: Annotated[int | None, typer.Option(help="Of the built-in model. Default: 5.")] = None,
-    lr: Annotated[float | None, typer.Option(help="Of the built-in model. Default: 1.")] = None,
-    repeats: Annotated[int, typer.Option(help="How often each canary stands in the text.")] = 9,
-    count: Annotated[int, typer.Option(help="Canaries; about half of them stay out, by secret draws.")] = 2000,
-    words: Annotated[int, typer.Option(help="In a canary; the first is given to the model.")] = 3,
-    candidates: Annotated[int, typer.Option(help="Phrases that a canary is ranked among.")] = 10_000,
-    vocabulary: Annotated[int, typer.Option(help="Words that are kept of the text.")] = 1000,
-    leave_out: Annotated[int, typer.Option(help="Most frequent words, which are dropped first.")] = 100,
+    epochs: Annotated[int | None, typer.Option(help="Epochs of the built-in model. Default: 5.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate of the built-in model. Default: 1.")] = None,
+    repeats: Annotated[int, typer.Option(help="How often each canary is put into the text.")] = 9,
+    count: Annotated[int, typer.Option(help="Number of canaries; secret draws leave about half of them out.")] = 2000,
+    words: Annotated[int, typer.Option(help="Words in a canary; the model is given the first.")] = 3,
+    candidates: Annotated[int, typer.Option(help="Number of phrases among which a canary is ranked.")] = 10_000,
+    vocabulary: Annotated[int, typer.Option(help="Number of different words to keep.")] = 1000,
+    leave_out: Annotated[int, typer.Option(help="Number of most frequent words to drop first.")] = 100,
     delta: Annotated[
-        float | None, typer.Option(help="Of claim and bound. Default: 1e-5, or 0.1 / sequences if less.")
+        float | None, typer.Option(help="Delta of the claim and the bound. Default: 1e-5, or 0.1 / sequences if less.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of canaries, candidates and weights; never of draws or noise.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of canaries, candidates and weights; never of draws or noise.")] = 0,
     plot: Annotated[Path | None, typer.Option(help="Write a PNG: ranks of canaries that were in and out.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -165,14 +171,14 @@ def canaries(
 
     $ anyorder audit canaries mymodel:train --text mytext:load
 
-    A function of your own is called with (corpus, vocabulary): a list of
+    Your own function is called with (corpus, vocabulary): a list of
     integer arrays and the number of words. It trains on the corpus and returns
     log_prob(contexts, next_words), natural logs of probabilities; or that and
     the anyorder Plan that it ran, whose claim is then tested too. An empty
     array is an example that was zeroed out.
 
-    The claim is for one sequence; for a canary that stands in R of them it is
-    R times mu, and so is tested as that.
+    The claim is for one sequence. A canary in R sequences is tested at R times
+    mu.
 
     Exit code 0 if no claim was refuted (less than one true claim in a million
     is), 1 if it was, 2 if there was no audit.
@@ -285,7 +291,7 @@ class _Bar(secret_sharer.SharerObserver):
 
 group = typer.Typer(
     name="audit", no_args_is_help=False, add_completion=False, rich_markup_mode="rich",
-    help="Attack a training of your own, and see whether its claim holds.\n\n"
+    help="Attack your own training, and see whether its claim holds.\n\n"
     "Exit codes: 0 the claim was not refuted, 1 it was, 2 there was no audit.",
 )  # fmt: skip
 # One file for each command; this is the one list of them, in the order of the help.

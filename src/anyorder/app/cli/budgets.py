@@ -62,14 +62,20 @@ def budget(
             help="spend: a plan, or the certificate of a run or search; settle: of a run.", show_default=False
         ),
     ] = None,
-    epsilon: Annotated[float | None, typer.Option(help="limit: that must not be exceeded.")] = None,
-    delta: Annotated[float | None, typer.Option(help="limit: at which epsilon holds.")] = None,
-    unit: Annotated[str | None, typer.Option(help="limit, new file: what is protected. Default: of the first.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="limit: the epsilon that must not be exceeded.")] = None,
+    delta: Annotated[float | None, typer.Option(help="limit: the delta of that epsilon.")] = None,
+    unit: Annotated[
+        str | None, typer.Option(help="limit, new file: the privacy unit. Default: that of the first plan.")
+    ] = None,
     neighbours: Annotated[
-        str | None, typer.Option(help="limit, new file: zero-out takes plans for all. Default: of the first plan.")
+        str | None,
+        typer.Option(
+            help="limit, new file: neighbouring relation; zero-out takes all plans. Default: that of the first plan."
+        ),
     ] = None,
     planned: Annotated[
-        bool | None, typer.Option("--planned", help="limit, new file: all plans are chosen before any result.")
+        bool | None,
+        typer.Option("--planned", help="limit, new file: you promise that all plans are chosen before any result."),
     ] = None,
     filter: Annotated[
         str | None,
@@ -78,9 +84,9 @@ def budget(
             "first entry needs."
         ),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="spend: for people.")] = None,
+    name: Annotated[str | None, typer.Option(help="spend: a name for people to read.")] = None,
     run: Annotated[
-        str | None, typer.Option(help="spend, settle: a word of the run; of a plan, one not used yet.")
+        str | None, typer.Option(help="spend, settle: a word that names the run; for a plan, one not used yet.")
     ] = None,
     format: Annotated[str | None, typer.Option(help="export: opendp (deployments registry) or nist.")] = None,
     output: Annotated[Path | None, typer.Option(help="export: file to write. Default: stdout.")] = None,
@@ -100,15 +106,15 @@ def budget(
 
     $ anyorder budget people.budget export --format opendp
 
-    With --filter renyi searches and secret sampling can be entered next to plain
-    plans, which then cost some per cent more; without, the first entry decides, and
-    after a plain plan they are refused.
+    With --filter renyi, searches and secret sampling can be entered next to
+    plain plans, which then cost some per cent more. Without it the first
+    entry decides, and after a plain plan they are refused.
 
-    A plan that would bring the whole beyond the limit is refused with exit
-    code 1, and nothing is written. A run that stopped early is settled with its
-    certificate, and the evidence that lies next to it: what it did not use is given
-    back; its entry is known by the word that lies there too, or by --run. train, federated, fit and tune
-    enter what they do with --budget FILE.
+    A plan that would exceed the limit is refused with exit code 1, and nothing
+    is written. Settle a run that stopped early with its certificate and the
+    evidence next to it: what it did not use is given back. Its entry is
+    found by the word next to it, or by --run. train, federated, fit and
+    tune enter their plans with --budget FILE.
     """
     is_new = not file.exists()
     given = {

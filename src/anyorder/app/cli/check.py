@@ -32,26 +32,26 @@ _ENDS = {
 @one_line_errors
 def check(
     context: typer.Context,
-    target: Annotated[str, typer.Argument(help="A training script, with its arguments behind it, or module:function.")],
+    target: Annotated[str, typer.Argument(help="A training script with its arguments behind it, or module:function.")],
     noise_multiplier: Annotated[
         float | None,
         typer.Option(
             help='"What if": noise std over clip norm that a script without privacy, or a loader, would have.'
         ),
     ] = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes; for a function that returns a loader.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Or its number of optimizer steps.")] = None,
-    accumulate: Annotated[int | None, typer.Option(help="Batches of that loader in a step.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Epochs, for a function that returns a loader.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Optimizer steps, in place of epochs.")] = None,
+    accumulate: Annotated[int | None, typer.Option(help="Batches of the loader per optimizer step.")] = None,
     delta: Annotated[
         float | None,
         typer.Option(
-            help="Target delta; that of the script's get_epsilon where it asks; else 1e-5, or 0.1 / examples if less."
+            help="Target delta. Default: that of the script's get_epsilon; else 1e-5, or 0.1 / examples if less."
         ),
     ] = None,
-    unit: Annotated[
-        str | None, typer.Option(help="Where a batch keeps the ids of its units: a field's name, or a position.")
-    ] = None,
-    accountant: Annotated[str, typer.Option(help="Of the claim, without Opacus: prv or rdp.")] = "prv",
+    unit: Annotated[str | None, typer.Option(help="Field name or position of the unit ids in a batch.")] = None,
+    accountant: Annotated[
+        str, typer.Option(help="Accountant of the claim where Opacus is not used: prv or rdp.")
+    ] = "prv",
     out: Annotated[
         Path | None, typer.Option(help="Folder for verdict.html, verdict.json, verdict.md and badge.svg.")
     ] = None,
@@ -63,9 +63,10 @@ def check(
 
     $ anyorder check --out verdict train.py
 
-    A script runs as Python would run it, to its end, and is watched: whether each step
-    clips and adds noise, in which order the data really comes, and which epsilon the
-    script claims. Options of this command stand before the script, its own behind it.
+    The script runs unchanged, to its end. The command watches whether each step
+    clips and adds noise, the order of the data, and which epsilon the
+    script claims. Put options of this command before the script, and its
+    own arguments behind it.
 
     $ anyorder check --noise-multiplier 1 --epochs 3 --delta 1e-5 mydata:train_loader
 

@@ -39,11 +39,15 @@ def federated(
     data_dir: Annotated[str | None, typer.Option(help="Folder with the data set's parquet files.")] = None,
     users: Annotated[
         int | None,
-        typer.Option(help="Users that a data set by name is split among. Default: 300 for digits, 1000 for MNIST."),
+        typer.Option(
+            help="Number of users that a named data set is split among. Default: 300 for digits, 1000 for MNIST."
+        ),
     ] = None,
-    user_key: Annotated[str | None, typer.Option(help="Column that says whose a row is, in place of a split.")] = None,
+    user_key: Annotated[
+        str | None, typer.Option(help="Column that names the user of a row, in place of a split.")
+    ] = None,
     classes_per_user: Annotated[
-        int | None, typer.Option(help="Of the split: few classes for each user; 0 for a random split. Default: 2.")
+        int | None, typer.Option(help="Classes per user in the split; 0 for a random split. Default: 2.")
     ] = None,
     epsilon: Epsilon = None,
     delta: Annotated[
@@ -62,22 +66,24 @@ def federated(
     ] = None,
     mechanism: Annotated[str | None, typer.Option(help=_MECHANISM)] = None,
     min_separation: Annotated[
-        int | None, typer.Option(help="Rounds between two of a user. Default: what population and availability keep.")
+        int | None,
+        typer.Option(
+            help="Least number of rounds between two of one user. Default: what population and availability keep."
+        ),
     ] = None,
     max_participations: Annotated[
-        int | None, typer.Option(help="Rounds of a user at most. Default: as many as fit.")
+        int | None, typer.Option(help="Most rounds of one user. Default: as many as fit.")
     ] = None,
     availability: Annotated[str | None, typer.Option(help=_AVAILABILITY)] = None,
     available: Annotated[
-        float | None, typer.Option(help="Uniform: the chance; diurnal: at its peak. Default: 1.")
+        float | None,
+        typer.Option(help="Chance that a device is available: uniform, or diurnal at the peak. Default: 1."),
     ] = None,
-    timer_hours: Annotated[float | None, typer.Option(help="Check-in: of the timer. Default: 24.")] = None,
+    timer_hours: Annotated[float | None, typer.Option(help="Hours of the check-in timer. Default: 24.")] = None,
     round_hours: Annotated[
-        float | None, typer.Option(help="Diurnal, check-in: from round to round. Default: 1.")
+        float | None, typer.Option(help="Hours from round to round, for diurnal and check-in. Default: 1.")
     ] = None,
-    over_selection: Annotated[
-        float | None, typer.Option(help="Devices asked for each one wanted. Default: 1.3.")
-    ] = None,
+    over_selection: Annotated[float | None, typer.Option(help="Devices asked per device wanted. Default: 1.3.")] = None,
     drop_out: Annotated[float | None, typer.Option(help="Chance that a device dies in a round. Default: 0.1.")] = None,
     client_lr: Annotated[
         float | None,
@@ -92,14 +98,17 @@ def federated(
     server_lr: Annotated[
         float | None, typer.Option(help="Learning rate of the server. Default: by the data set; of your own, 1.")
     ] = None,
-    momentum: Annotated[float | None, typer.Option(help="Of the server. Default: 0.9.")] = None,
+    momentum: Annotated[float | None, typer.Option(help="Momentum of the server. Default: 0.9.")] = None,
     seed: Annotated[
-        int | None, typer.Option(help="Of weights, split, availability and cohorts; never of the noise. Default: 0.")
+        int | None,
+        typer.Option(help="Seed of weights, split, availability and cohorts; never of the noise. Default: 0."),
     ] = None,
-    processes: Annotated[int, typer.Option(help="That compute clients; the result is the same for any number.")] = 1,
+    processes: Annotated[
+        int, typer.Option(help="Processes that compute clients; the result is the same for any number.")
+    ] = 1,
     budget: BudgetFile = None,
     output: Annotated[Path | None, typer.Option(help="New folder. Default: runs/<dataset>-<time>.")] = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder; it has the settings.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Continue the run in this folder, with its settings.")] = None,
     as_json: Json = False,
 ) -> None:
     """Simulate federated learning in which each user is protected as a whole.
@@ -114,12 +123,12 @@ def federated(
 
     $ anyorder federated --resume runs/digits-20250101-120000
 
-    The server is the one of a deployment: it clips each message, keeps the
-    record of who took part, and releases by the plan. Epsilon is for one user,
+    The server is that of a deployment: it clips each message, records who took
+    part, and releases by the plan. Epsilon is for one user,
     all examples together. It is printed twice: as planned, and as realised by
-    the rounds that users were really in. Accuracy is that on test examples of
-    nobody. Secret, as the data is: the folder secret (the noise key, the record
-    of who took part); anyorder publish copies the rest.
+    the rounds that users were really in. Accuracy is of test examples that
+    belong to no user. The folder secret (the noise key, the record of who took
+    part) is as secret as the data; anyorder publish copies the rest.
     """
     every: dict[str, Any] = {
         "dataset": dataset, "model": model, "data_dir": data_dir, "users": users, "user_key": user_key,

@@ -30,7 +30,7 @@ _BOUNDS = (
 
 @one_line_errors
 def fit(
-    csv: Annotated[Path | None, typer.Option(help="The table: a header, then one row on each line; UTF-8.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="The table in UTF-8: a header, then one row per line.")] = None,
     target: Annotated[str | None, typer.Option(help="Column to predict.")] = None,
     bounds: Annotated[Path | None, typer.Option(help=_BOUNDS)] = None,
     epsilon: Annotated[float | None, typer.Option(help="Target epsilon. Default: 1.")] = None,
@@ -45,21 +45,19 @@ def fit(
     epochs: Annotated[int | None, typer.Option(help="Passes over the table, in its order. Default: 1.")] = None,
     rows: Annotated[int | None, typer.Option(help="Rows to use, from the top. Default: all.")] = None,
     user_key: Annotated[
-        str | None, typer.Option(help="Column that says whose a row is: users are protected as a whole.")
+        str | None, typer.Option(help="Column that names the user of a row: each user is protected with all rows.")
     ] = None,
     max_participations: Annotated[
-        int | None, typer.Option(help="Steps that one user's rows may be in; later ones are left out. Default: 1.")
+        int | None, typer.Option(help="Most steps that one user's rows may be in; later rows are left out. Default: 1.")
     ] = None,
     mechanism: Annotated[str | None, typer.Option(help=_MECHANISM)] = None,
     regularization: Annotated[
         float | None,
-        typer.Option(help="Lambda of the learner. Default: from batch, bounds and noise: all public."),
+        typer.Option(help="Lambda of the learner. Default: computed from batch, bounds and noise, which are public."),
     ] = None,
-    test_csv: Annotated[
-        Path | None, typer.Option(help="A table of nobody in need of protection, to measure accuracy on.")
-    ] = None,
+    test_csv: Annotated[Path | None, typer.Option(help="A public table on which to measure accuracy.")] = None,
     output: Annotated[Path | None, typer.Option(help="New folder. Default: runs/<name of the csv>-<time>.")] = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder; it has the settings.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Continue the run in this folder, with its settings.")] = None,
     budget: BudgetFile = None,
     as_json: Json = False,
 ) -> None:
@@ -71,12 +69,12 @@ def fit(
 
     $ anyorder fit --resume runs/people-20250101-120000
 
-    Nothing is read off the data but what noise protects: bounds, categories and
-    classes are yours to say. A row that cannot be read, lacks a cell or has a
-    target out of its classes counts as zero, and nothing tells of it. Public:
-    model.json, run.privacy.json (the certificate), plan.json and metrics.json.
-    Secret, as the data is: the folder secret (the noise key, the record
-    of who took part); anyorder publish copies the rest.
+    You state bounds, categories and classes, because they are not read from the
+    data. A row that cannot be read, lacks a cell or has another target
+    counts as zero, silently. model.json, run.privacy.json (the
+    certificate), plan.json and metrics.json are public. The folder secret
+    (the noise key, the record of who took part) is as secret as the data;
+    anyorder publish copies the rest.
     """
     every: dict[str, Any] = {
         "csv": csv, "target": target, "bounds": bounds, "epsilon": epsilon, "delta": delta, "learner": learner,

@@ -93,10 +93,11 @@ Noise = Annotated[
     typer.Option(help="Noise std over clip norm in one step, as DP-SGD users mean it (for the tree: at each node)."),
 ]
 BudgetFile = Annotated[
-    Path | None, typer.Option("--budget", help="Budget of the data set (anyorder budget): entered, or refused, first.")
+    Path | None,
+    typer.Option("--budget", help="File of the data set's budget; the plan is entered first, or the run is refused."),
 ]
 Size = Annotated[int, typer.Option(help="Number of training examples.")]
-Batch = Annotated[int, typer.Option(help="Examples in a step; sums of gradients are divided by it.")]
+Batch = Annotated[int, typer.Option(help="Examples per step; sums of gradients are divided by it.")]
 Epochs = Annotated[int, typer.Option(help="Passes over the data.")]
 ORDER = (
     "Order of the data: "
@@ -122,9 +123,9 @@ MechanismName = Annotated[str, typer.Option(help=MECHANISM)]
 Estimator = Annotated[str, typer.Option(help=ESTIMATOR)]
 RestartEvery = Annotated[int | None, typer.Option(help=RESTART)]
 Completion = Annotated[str, typer.Option(help=COMPLETION)]
-Momentum = Annotated[float, typer.Option(help="Of SGD; the mechanism is fitted to it.")]
+Momentum = Annotated[float, typer.Option(help="Momentum of SGD, to which the mechanism is fitted.")]
 Memory = Annotated[
-    int | None, typer.Option(help="Vectors of the model's size that the mechanism may keep. Default: any number.")
+    int | None, typer.Option(help="Memory limit for the noise, in copies of the model. Default: unlimited.")
 ]
 Clip = Annotated[float, typer.Option(help="L2 bound on one example's gradient.")]
 

@@ -14,27 +14,28 @@ from anyorder.errors import ArgumentError
 
 __all__ = ["planner"]
 
-_OF = "Of the exported page, with commas between. "
+_OF = "Export, a list with commas. "
 
 
 @one_line_errors
 def planner(
-    port: Annotated[int, typer.Option(help="Of the page, on 127.0.0.1; 0 for any that is free.")] = 8017,
+    port: Annotated[int, typer.Option(help="Port of the page on 127.0.0.1; 0 for any free one.")] = 8017,
     export: Annotated[
-        Path | None, typer.Option(metavar="FILE.html", help="Write a page that needs no server, and end.")
+        Path | None, typer.Option(metavar="FILE.html", help="Write a page that needs no server, and stop.")
     ] = None,
-    dataset_size: Annotated[int | None, typer.Option(help="Of the exported page: number of training examples.")] = None,
+    dataset_size: Annotated[int | None, typer.Option(help="Export: number of training examples.")] = None,
     batch_sizes: Annotated[str | None, typer.Option(help=_OF)] = None,
     epoch_counts: Annotated[str | None, typer.Option(help=_OF)] = None,
     epsilons: Annotated[str | None, typer.Option(help=_OF)] = None,
     deltas: Annotated[str | None, typer.Option(help=_OF)] = None,
-    orders: Annotated[str | None, typer.Option(help=_OF + "Of shuffled, fixed, sequential, poisson.")] = None,
-    memories: Annotated[str | None, typer.Option(help=_OF + "Vectors that a mechanism may keep, or any.")] = None,
-    ratios: Annotated[str | None, typer.Option(help=_OF + "Noise to batch, of the sweeps.")] = None,
-    momentum: Annotated[float | None, typer.Option(help="Of the exported page: SGD's.")] = None,
+    orders: Annotated[str | None, typer.Option(help=_OF + "Orders among shuffled, fixed, sequential, poisson.")] = None,
+    memories: Annotated[str | None, typer.Option(help=_OF + "Memory limits in copies of the model, or any.")] = None,
+    ratios: Annotated[str | None, typer.Option(help=_OF + "Ratios of noise to batch size in the sweeps.")] = None,
+    momentum: Annotated[float | None, typer.Option(help="Export: momentum of SGD.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Mechanisms side by side on a page: sliders for data, budget and order; on this machine alone.
+    """Compare mechanisms on a page with sliders for data, budget and order, on
+    this machine alone.
 
     $ anyorder planner
 

@@ -69,7 +69,7 @@ def plan(
     selection: Annotated[str | None, typer.Option(help=SELECTION)] = None,
     compared: Annotated[bool, typer.Option("--compare", help="A table of all mechanisms at this budget.")] = False,
     save: Annotated[Path | None, typer.Option(help="Write the plan as JSON, for anyorder.Plan.load.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Write a PNG: the noise in each iterate.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write a PNG: the noise in the weights at each step.")] = None,
     as_json: Json = False,
 ) -> None:
     """Find the mechanism and the noise for a data set, an order and a budget.
@@ -82,9 +82,9 @@ def plan(
 
     $ anyorder plan --dataset-size 60000 --batch-size 500 --epsilon 2 --order any
 
-    This plans every order that there is, shuffled and secret ones, and prints a
-    table: error, what each needs, epsilon if the batches became known. The
-    card, --save and --plot are of the best; name some with commas between.
+    This plans every order, shuffled and secret ones, and prints a table: error,
+    needs, and epsilon if the batches became known. The
+    card, --save and --plot are of the best. To choose orders, give a list with commas.
     """
     words = planning.mechanism_words(mechanism, estimator, restart_every, completion)
     several: Any = planning.orders_in(order)
@@ -166,10 +166,10 @@ def epsilon(
     --mechanism tree for DP-FTRL.
 
     It also says what that epsilon means: how many of those who took part the
-    strongest attacker finds, by how many others it accuses wrongly.
+    strongest attacker finds, at some rates of wrong accusations.
 
-    For an ordinary DataLoader it also says what an accountant for Poisson
-    sampling would print for the same run, which is not true of it.
+    For an ordinary DataLoader it also prints what an accountant for Poisson
+    sampling would report, which does not apply to that run.
     """
     if order == "poisson" and mechanism == "independent":
         mechanism = "poisson"
@@ -221,24 +221,31 @@ def report_goals(
     rounds: Annotated[int, typer.Option(help="Rounds of training.")],
     noise_ratio: Annotated[
         float,
-        typer.Option(help="Noise std over clip norm over report goal, at which the model is good enough: public runs."),
+        typer.Option(
+            help="Noise std over clip norm over report goal at which the model is good enough, from public runs."
+        ),
     ],
     goals: Annotated[
         str | None, typer.Option("--goals", help="Report goals, as 100,1000,5000. Default: ten of them, evenly in log.")
     ] = None,
     mechanism: Annotated[
-        str, typer.Option(help="Of the noise ratio: tree (DP-FTRL, noise of a node), independent, poisson, 'blt', ..")
+        str,
+        typer.Option(
+            help="Mechanism of the noise ratio: tree (DP-FTRL, noise of a node), independent, poisson, 'blt', .."
+        ),
     ] = "tree",
     compare: Annotated[
-        list[str] | None, typer.Option(help="Another mechanism, with as much noise as gives the same error; repeat it.")
+        list[str] | None, typer.Option(help="Another mechanism to compare at the same error. Repeat it for several.")
     ] = None,
     order: Annotated[
-        str, typer.Option(help="timer (a user stays away for a pass) or shuffled (once in each pass, anywhere).")
+        str, typer.Option(help="timer (a user stays away for a pass) or shuffled (once anywhere in each pass).")
     ] = "timer",
     restart_every: Annotated[int, typer.Option(help="Tree: a fresh one every so many passes; 0 for never.")] = 1,
     momentum: Momentum = 0.0,
     delta: Delta = None,
-    conversion: Annotated[str, typer.Option(help="exact; rdp or zcdp to compare with papers.")] = "exact",
+    conversion: Annotated[
+        str, typer.Option(help="Conversion to epsilon: exact, or rdp or zcdp to compare with papers.")
+    ] = "exact",
     plot: Annotated[Path | None, typer.Option(help="Write a PNG: epsilon against report goal.")] = None,
     as_json: Json = False,
 ) -> None:

@@ -16,7 +16,7 @@ __all__ = ["publish", "withdraw"]
 
 @one_line_errors
 def publish(
-    run: Annotated[Path, typer.Argument(help="Folder of a run that has ended, as train, federated and fit leave it.")],
+    run: Annotated[Path, typer.Argument(help="Folder of a finished run of train, federated or fit.")],
     to: Annotated[Path | None, typer.Option(help="The new folder. Default: RUN-public.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -24,9 +24,9 @@ def publish(
 
     $ anyorder publish runs/digits-20250101-120000
 
-    The certificate is verified first, and must be of the model next to it. Only
-    files of known names are copied, and none that holds a key of the run; what is
-    left behind is named. Nothing of the folder secret is copied.
+    The certificate is verified first, and must name the model next to it. Only
+    files of known names are copied, and none that holds a key of the run.
+    What is left behind is named.
 
     Exit code 0; 1 where the certificate does not hold or a secret was found, 2
     where there is nothing to publish: then nothing was copied.
@@ -46,9 +46,9 @@ def publish(
 @one_line_errors
 def withdraw(
     certificate: Annotated[Path, typer.Argument(help="The certificate (run.privacy.json), where it is shown.")],
-    reason: Annotated[str, typer.Option(help="Why, for everybody.")],
+    reason: Annotated[str, typer.Option(help="The reason, which everybody can read.")],
     evidence: Annotated[
-        Path | None, typer.Option(help="The run's evidence, secret. Default: that in the folder of the run.")
+        Path | None, typer.Option(help="The run's secret evidence. Default: that in the folder of the run.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -56,9 +56,9 @@ def withdraw(
 
     $ anyorder withdraw runs/mine/run.privacy.json --reason "a person was in it twice"
 
-    The note shows that the run's owner wrote it, as the certificate has the hash of
-    a number that follows from the evidence's key. It applies to every certificate of
-    the run: put a copy next to each, as run.privacy.withdrawn.json. From then on
+    The note shows that the run's owner wrote it: the certificate has the hash
+    of a number that follows from the evidence's key. Put a copy next to
+    each certificate of the run, as run.privacy.withdrawn.json. From then on
     anyorder verify refuses them, and says why.
 
     Exit code 0; 1 where certificate and evidence do not belong together.

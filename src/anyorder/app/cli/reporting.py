@@ -50,14 +50,14 @@ def report(
     $ anyorder report run.privacy.json --output report.html
 
     It marks the promise green, amber or red by what an attacker finds and by
-    delta times the number of units, apart from whether the file is consistent.
-    Owner, purpose, data set and who prepared it are texts of yours, or lines to
-    fill in by hand. For a PDF, print the page in a browser.
+    delta times the number of units, apart from whether the file is
+    consistent. Give owner, purpose, data set and who prepared it, or fill
+    them in by hand. For a PDF, print the page in a browser.
 
-    Made of public files alone: the certificate, whose claims are recomputed, and
-    next to it metrics.json, audit.json and budget.json. The page needs no network
-    and no script. Runs write it themselves at their end; made again it is the
-    same, byte for byte.
+    It uses public files alone: the certificate, whose claims are recomputed,
+    and next to it metrics.json, audit.json and budget.json. The page needs
+    no network and no script. Runs write it at their end; made again it is
+    the same, byte for byte.
 
     Exit code 0, or 1 where the claim did not pass: the page then says so in red,
     and shows no claim. 2 where there is nothing to report on, and where a page is

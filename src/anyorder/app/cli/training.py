@@ -46,7 +46,7 @@ def train(
     ] = None,
     data_dir: Annotated[str | None, typer.Option(help="Folder with the data set's parquet files.")] = None,
     classes: Annotated[
-        int | None, typer.Option(help="Number of classes, for a data set of your own; other labels count for nothing.")
+        int | None, typer.Option(help="Number of classes of your own data set; a row with another label adds zero.")
     ] = None,
     epsilon: Epsilon = None,
     delta: Annotated[
@@ -65,7 +65,7 @@ def train(
     lr: Annotated[
         float | None, typer.Option(help="Learning rate. Default: by data set and model; of your own, 0.1.")
     ] = None,
-    momentum: Annotated[float | None, typer.Option(help="Of SGD or FTRL. Default: 0.9.")] = None,
+    momentum: Annotated[float | None, typer.Option(help="Momentum of SGD or FTRL. Default: 0.9.")] = None,
     clip_norm: Annotated[
         float | None,
         typer.Option(help="L2 bound on one example's gradient. Default: 1; 0.02 for patches and scattering."),
@@ -84,19 +84,19 @@ def train(
     schedule: Annotated[
         str | None,
         typer.Option(
-            help="Of the learning rate: constant, or linear, down to 0. Default: constant; linear for "
+            help="Schedule of the learning rate: constant, or linear down to 0. Default: constant; linear for "
             "patches and scattering."
         ),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(help="Of initial weights and data order; never of the noise. Default: 0.")
+        int | None, typer.Option(help="Seed of initial weights and data order; never of the noise. Default: 0.")
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, .. Default: cpu.")] = None,
     checkpoint_every: Annotated[
-        int | None, typer.Option(help="Steps from one checkpoint to the next. Default: each epoch's end.")
+        int | None, typer.Option(help="Steps between checkpoints. Default: the end of each epoch.")
     ] = None,
     output: Annotated[Path | None, typer.Option(help="New folder. Default: runs/<dataset>-<time>.")] = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder; it has the settings.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Continue the run in this folder, with its settings.")] = None,
     start_over: Annotated[
         bool,
         typer.Option(
@@ -121,10 +121,10 @@ def train(
     $ anyorder train --resume runs/digits-20250101-120000
 
     No loss or accuracy on training data is shown: it would be a release that
-    the guarantee does not cover. Secret, as the data is: the folder secret (the
-    noise key, who was in which step); anyorder publish copies the rest. Public:
-    model.pt, run.privacy.json (the
-    certificate), plan.json, metrics.json and the pictures.
+    the guarantee does not cover. model.pt, run.privacy.json (the
+    certificate), plan.json, metrics.json and the pictures are public. The
+    folder secret (the noise key, who was in which step) is as secret as the
+    data; anyorder publish copies the rest.
     """
     every: dict[str, Any] = {
         "dataset": dataset, "model": model, "data_dir": data_dir, "classes": classes, "epsilon": epsilon,

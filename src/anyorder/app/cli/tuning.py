@@ -29,18 +29,18 @@ _SHOWN = 400  # characters of a result
 def tune(
     function: Annotated[str, typer.Option(help="module:function (settings, plan, folder) -> anyorder.budget.Trial.")],
     space: Annotated[Path, typer.Option(help="JSON: {'space': {name: values}, 'plan': {keyword of ao.plan: value}}.")],
-    output: Annotated[Path, typer.Option(help="Folder of the search; the same command goes on there after a kill.")],
+    output: Annotated[Path, typer.Option(help="Folder of the search; the same command continues there after a kill.")],
     epsilon: Annotated[float, typer.Option(help="Target epsilon of the whole search.")],
     delta: Delta = None,
     runs: Annotated[
         int | None,
-        typer.Option(help="Mean of the number of runs; with law fixed, the number. Default: 50; all settings."),
+        typer.Option(help="Mean number of runs; with law fixed, the exact number. Default: 50; all settings."),
     ] = None,
     law: Annotated[
         str,
         typer.Option(
-            help="Of the number of runs: [bold]geometric[/bold], [bold]logarithmic[/bold], [bold]poisson[/bold]; or "
-            "[bold]fixed[/bold], which shows all runs and pays for that."
+            help="Law of the number of runs: [bold]geometric[/bold], [bold]logarithmic[/bold], [bold]poisson[/bold]; "
+            "or [bold]fixed[/bold], which shows all runs and pays for that."
         ),
     ] = "geometric",
     public_score: Annotated[
@@ -51,9 +51,9 @@ def tune(
     ] = False,
     sensitivity: Annotated[
         float | None,
-        typer.Option(help="Scores are of private data, and move so far between neighbours: noise is added to them."),
+        typer.Option(help="How far one unit can move a score on private data; noise is added to such scores."),
     ] = None,
-    share: Annotated[float, typer.Option(help="Of each run's mu^2, what its private score gets.")] = 0.1,
+    share: Annotated[float, typer.Option(help="Share of each run's mu^2 that its private score gets.")] = 0.1,
     budget: BudgetFile = None,
     as_json: Json = False,
 ) -> None:
@@ -63,10 +63,10 @@ def tune(
     --law geometric --epsilon 8 --delta 1e-5 --public-score
     --output searches/mine
 
-    Shown are the best run and the claim of the search. How many runs there were,
-    what they gave and how long each took is as secret as the data: what the
-    function prints goes to a secret file of the folder, which is removed at the
-    end, and no progress is shown. With law fixed all runs are shown.
+    The best run and the claim of the search are shown. How many runs there
+    were, what they gave and how long each took is as secret as the data: no
+    progress is shown, and what the function prints goes to a secret file,
+    which is removed at the end. With law fixed all runs are shown.
 
     Exit code 0 for a search that ended, also where the law gave no run, 1 for one
     that failed or was stopped, 2 for a wrong command.

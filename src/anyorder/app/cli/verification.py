@@ -47,7 +47,7 @@ def verify(
     receipt: Annotated[
         list[Path] | None,
         typer.Option(
-            help="One unit's receipt, which it has from the run's owner: its steps, its own mu. With several "
+            help="One unit's receipt from the run's owner: its steps and its own mu. With several "
             "certificates: once for each run in which the unit took part."
         ),
     ] = None,
@@ -55,14 +55,14 @@ def verify(
         Path | None, typer.Option(help="audit.json of a run of the same plan, as anyorder audit run writes it.")
     ] = None,
     model: Annotated[
-        Path | None, typer.Option(help="The file of the model: the certificate must be of the weights that are in it.")
+        Path | None, typer.Option(help="File of the model, whose weights the certificate must name.")
     ] = None,
     large: Annotated[
         bool, typer.Option("--large", help="No bounds on time and memory: for files that you trust, of long runs.")
     ] = False,
     fresh: Annotated[
         bool,
-        typer.Option("--fresh", help="Of a claim by samples: draw others as well, and hold the claim against them."),
+        typer.Option("--fresh", help="For a claim by samples: also draw new samples and compare."),
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -81,16 +81,15 @@ def verify(
 
     $ anyorder verify run.privacy.json --model model.pt
 
-    With the evidence it also checks that the two belong together, and that
-    every unit kept to the order; with a receipt, that the certificate is bound
-    to this unit's steps, and its own mu; with an audit, that it is of the same
-    plan, and did not refute its claim; with a model, that the certificate is of
-    its weights. What no file can show: that the noise was
-    added, and that order, units and clipping were what the file says.
+    The evidence shows that every unit kept to the order. A receipt shows one
+    unit's steps and its own mu. An audit must be of the same plan, and not
+    have refuted its claim. A model must have the weights that the
+    certificate names. No file can show that the noise was added, and that
+    order, units and clipping were what the file says.
 
-    Of the certificate of a search (search.privacy.json) epsilon of the whole
-    search is recomputed. Of several certificates each is checked, and the epsilon
-    of all of them together is computed, for people who are in every one.
+    For a search (search.privacy.json) the epsilon of the whole search is
+    recomputed. Several certificates are checked one by one, and composed
+    for people who are in all of them.
 
     Exit code 0 if all holds, 1 if anything does not, the file cannot be read, or
     it takes more time than a stranger's file is given: then pass --large.
