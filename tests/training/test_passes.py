@@ -287,7 +287,8 @@ def test_what_no_rule_knows_is_given_as_it_is_where_rows_are_alone(name):
     x = torch.randn(B, 4)
     watch = LossWatch()
     (shown,) = watch.batch((x,), B)
-    torch.testing.assert_close(watch.by_row(BY_ROW[name](shown)), BY_ROW[name](x))
+    ((found,), _) = watch.by_row(((BY_ROW[name](shown),), {}))
+    torch.testing.assert_close(found, BY_ROW[name](x))
 
 
 @pytest.mark.parametrize("name", JOINED)
@@ -298,7 +299,7 @@ def test_what_no_rule_knows_is_given_of_each_row_alone(name):
         x[1] = value
         watch = LossWatch()
         (shown,) = watch.batch((x.clone(),), B)
-        given.append(watch.by_row(JOINED[name](shown)))
+        given.append(watch.by_row(((JOINED[name](shown),), {}))[0][0])
     others = torch.arange(B) != 1
     assert type(given[0]) is torch.Tensor
     torch.testing.assert_close(given[0][others], given[1][others], rtol=0, atol=0)

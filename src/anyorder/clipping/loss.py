@@ -151,7 +151,7 @@ class LossWatch:
         return found, straight
 
     def by_row(self, given: Any) -> Any:
-        """What the model is called with, where what no rule knows is computed again of each row of the batch alone.
+        """The (args, kwargs) of the model, where what no rule knows is computed again of each row of the batch alone.
 
         What cannot be computed again stays as it is, and is taken for rows: "promised".
         """
@@ -167,7 +167,9 @@ class LossWatch:
             tape.alone.add(number)
             return rows
 
-        for leaf in _flat(given):
+        args, kwargs = given
+        as_most_are = not kwargs and set(map(type, args)) == {_Watched}
+        for leaf in args if as_most_are else _flat(given):
             tape = leaf.tape if type(leaf) is _Watched else None
             if tape is None or tape.closed or (tape.into is None and type(tape.states[leaf.number]) is not NoRule):
                 continue
