@@ -58,11 +58,11 @@ def federated(
     rounds: Annotated[int | None, typer.Option(help="Rounds of the plan. Default: 100.")] = None,
     report_goal: Annotated[
         int | None,
-        typer.Option(help="Users in a round; sums are divided by it. Default: by the data set; of your own, 20."),
+        typer.Option(help="Users in a round; sums are divided by it. Default: by the data set; 20 for your own."),
     ] = None,
     clip_norm: Annotated[
         float | None,
-        typer.Option(help="L2 bound on one user's change of the model. Default: by the data set; of your own, 0.3."),
+        typer.Option(help="L2 bound on one user's change of the model. Default: by the data set; 0.3 for your own."),
     ] = None,
     mechanism: Annotated[str | None, typer.Option(help=_MECHANISM)] = None,
     min_separation: Annotated[
@@ -87,16 +87,16 @@ def federated(
     drop_out: Annotated[float | None, typer.Option(help="Chance that a device dies in a round. Default: 0.1.")] = None,
     client_lr: Annotated[
         float | None,
-        typer.Option(help="Learning rate of the clients' SGD. Default: by the data set; of your own, 0.1."),
+        typer.Option(help="Learning rate of the clients' SGD. Default: by the data set; 0.1 for your own."),
     ] = None,
     client_batch: Annotated[
-        int | None, typer.Option(help="Examples in a client's step. Default: by the data set; of your own, 16.")
+        int | None, typer.Option(help="Examples in a client's step. Default: by the data set; 16 for your own.")
     ] = None,
     local_epochs: Annotated[int | None, typer.Option(help="Passes of a client over its examples. Default: 1.")] = None,
     max_examples: Annotated[int | None, typer.Option(help="Examples of a user in a round. Default: 256.")] = None,
     server_optimizer: Annotated[str | None, typer.Option(help="sgd, ftrl or adam. Default: sgd.")] = None,
     server_lr: Annotated[
-        float | None, typer.Option(help="Learning rate of the server. Default: by the data set; of your own, 1.")
+        float | None, typer.Option(help="Learning rate of the server. Default: by the data set; 1 for your own.")
     ] = None,
     momentum: Annotated[float | None, typer.Option(help="Momentum of the server. Default: 0.9.")] = None,
     seed: Annotated[

@@ -57,13 +57,13 @@ def train(
     ] = None,
     noise_multiplier: Noise = None,
     batch_size: Annotated[
-        int | None, typer.Option(help="Examples in a step. Default: by the data set; of your own, 100.")
+        int | None, typer.Option(help="Examples in a step. Default: by the data set; 100 for your own.")
     ] = None,
     epochs: Annotated[
-        int | None, typer.Option(help="Passes over the data. Default: by the data set; of your own, 5.")
+        int | None, typer.Option(help="Passes over the data. Default: by the data set; 5 for your own.")
     ] = None,
     lr: Annotated[
-        float | None, typer.Option(help="Learning rate. Default: by data set and model; of your own, 0.1.")
+        float | None, typer.Option(help="Learning rate. Default: by data set and model; 0.1 for your own.")
     ] = None,
     momentum: Annotated[float | None, typer.Option(help="Momentum of SGD or FTRL. Default: 0.9.")] = None,
     clip_norm: Annotated[
