@@ -282,7 +282,7 @@ class LossWatch:
         """
         if not any(part._forward_hooks or part._forward_pre_hooks for part in module.modules()):
             return unwatched(given)
-        tape = _Tape(self, 0)
+        tape = _Tape(self, 1)
         tape.close()
         return _changed(given, lambda leaf: _as_earlier(tape, _plain(leaf)) if type(leaf) is _Watched else leaf)
 
@@ -1160,6 +1160,8 @@ def _check_trains_nothing(tape: "_Tape | None", leaves: list[Tensor]) -> None:
 
     Gradients that come to the private model's own parameters past it are refused by the step.
     """
+    if tape is not None and not any(tape.sizes):  # a batch of nobody, under secret sampling
+        return
     own = {} if tape is None else tape.watch.parameters
     if any(type(leaf) is not _Watched and id(leaf) not in own for leaf in leaves):
         raise _trains_others()
