@@ -387,6 +387,184 @@ def test_a_generator_is_not_trained_on_the_labels_of_a_batch():
         break
 
 
+class Keeping(nn.Module):
+    """A discriminator that keeps its features where it is not trained."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last, self.kept = nn.Linear(4, 5), nn.Linear(5, 1), None
+
+    def forward(self, x):
+        features = self.first(x).tanh()
+        if not self.training:
+            self.kept = features
+        return self.last(features)
+
+
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, fake, x):
+        ctx.x = x
+        return fake.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.x[:, :1], None
+
+
+def kept_by_a_hook(private, fake, x, looks):
+    kept = []
+    private.module.first.register_forward_hook(lambda module, given, output: kept.append(output))
+    looks(private, x)
+    private(fake)
+    return F.mse_loss(kept[1].mean(0), kept[0].mean(0))
+
+
+def kept_and_public(private, fake, x, looks):
+    """The features of the generated rows alone: no number of a batch, but a way that nobody follows."""
+    kept = []
+    private.module.first.register_forward_hook(lambda module, given, output: kept.append(output))
+    return private(fake).mean() + kept[0].mean()
+
+
+def kept_as_weight(private, fake, x, looks):
+    kept = []
+    handle = private.module.first.register_forward_hook(lambda module, given, output: kept.append(output))
+    looks(private, x)
+    handle.remove()
+    return private(fake).mean() * kept[0].mean()
+
+
+def kept_as_attribute(private, fake, x, looks):
+    private.eval()(x)
+    real = private.module.kept
+    private(fake)
+    return F.mse_loss(private.module.kept, real)
+
+
+def by_a_part(private, fake, x, looks):
+    return F.mse_loss(private.module.first(fake).mean(0), private.module.first(x).mean(0).detach())
+
+
+def of_the_batch_alone(private, fake, x, looks):
+    return F.mse_loss(fake, x)
+
+
+def hook(private, fake, x, looks):
+    fake.register_hook(lambda gradient: gradient * x[0, 0])
+    return private(fake).mean()
+
+
+def own_function(private, fake, x, looks):
+    return Scaled.apply(private(fake), x).mean()
+
+
+def own_function_before(private, fake, x, looks):
+    return private(Scaled.apply(fake, x)).mean()
+
+
+def without(private, x):
+    with torch.no_grad():
+        private(x)
+
+
+def evaluated(private, x):
+    private.eval()(x)
+    private.train()
+
+
+def backward(loss, inputs, x):
+    loss.backward()
+
+
+def grad(loss, inputs, x):
+    torch.autograd.grad(loss, inputs)
+
+
+def of_the_batch(loss, inputs, x):
+    loss.backward(gradient=x.mean())
+
+
+def several(loss, inputs, x):
+    torch.autograd.backward([loss], [x.mean()])
+
+
+def grad_of_the_batch(loss, inputs, x):
+    torch.autograd.grad(loss, inputs, grad_outputs=x.mean())
+
+
+def score(private, fake, x, looks):
+    return private(fake).mean()
+
+
+WAYS = [
+    *((f, g, without) for f in (kept_as_weight, hook, own_function) for g in (backward, grad)),
+    (kept_by_a_hook, backward, without),
+    *((f, backward, evaluated) for f in (kept_by_a_hook, kept_as_weight)),
+    *((f, backward, without) for f in (by_a_part, of_the_batch_alone)),
+    *((f, backward, without) for f in (kept_as_attribute, kept_and_public, own_function_before)),
+    *((score, g, without) for g in (of_the_batch, several, grad_of_the_batch)),
+]
+
+
+@pytest.mark.parametrize(("way", "back", "looks"), WAYS)
+@pytest.mark.parametrize("used", [False, True], ids=["", "after the private step"])
+def test_private_numbers_do_not_train_a_generator(way, back, looks, used):
+    torch.manual_seed(5)
+    maker = net(3, 4)
+    private, optimizer, loader = bound(Keeping(), torch.randn(N, 4))
+    for (x,) in loader:
+        if used:
+            of_discriminator(private, x, maker(torch.randn(B, 3)).detach()).backward()
+            optimizer.step()
+        with pytest.raises(ModelError, match=r"generator|without noise"):
+            back(way(private, maker(torch.ones(B, 3)), x, looks), list(maker.parameters()), x)
+        assert all(p.grad is None for p in maker.parameters())
+        break
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
+@pytest.mark.parametrize("foreach", [False, True])
+def test_no_optimizer_takes_gradients_of_the_batch_to_another_network(kind, foreach):
+    """Gradients may be looked at, and are known as the batch's where they are put in place by hand."""
+    maker = net(3, 4)
+    _, _, loader = bound(net(4, 1), torch.randn(N, 4))
+    (x,) = next(iter(loader))
+    before, other = copy.deepcopy(maker.state_dict()), kind(maker.parameters(), 0.1, foreach=foreach)
+    gradients = torch.autograd.grad(F.mse_loss(maker(torch.ones(B, 3)), x), list(maker.parameters()))
+    for p, gradient in zip(maker.parameters(), gradients, strict=True):
+        p.grad = gradient
+    with pytest.raises(ModelError, match=r"without noise|list of tensors"):
+        other.step()
+    assert all(torch.equal(v, before[k]) for k, v in maker.state_dict().items())
+
+
+def test_a_generator_step_by_all_ways_that_are_followed():
+    """In place in the model, a second loss, an accumulated sum, autograd.grad, twice: the gradients of torch."""
+    torch.manual_seed(5)
+    judge, maker = nn.Sequential(nn.ReLU(inplace=True), net(4, 1)), net(3, 4)
+    expected, noise = nn.Sequential(nn.ReLU(), copy.deepcopy(judge[1])), torch.randn(7, 3)
+
+    def loss(network, fake):
+        total = torch.zeros(())
+        total += F.softplus(-network(fake)).mean() + fake.square().mean()
+        return total + torch.stack([network(2 * fake).sum(), network(fake[:3]).mean()]).sum()
+
+    def gradients(network):
+        return torch.autograd.grad(loss(network, maker(noise)), list(maker.parameters()))
+
+    private, _, loader = bound(judge, torch.randn(N, 4))
+    next(iter(loader))
+    for own, other in zip(gradients(private), gradients(expected), strict=True):
+        torch.testing.assert_close(own, other)
+    total = loss(private, maker(noise))
+    total.backward(retain_graph=True)
+    total.backward()
+    for p, other in zip(maker.parameters(), gradients(expected), strict=True):
+        torch.testing.assert_close(p.grad, 2 * other)
+    assert all(p.grad is None for p in judge.parameters())
+
+
 class Penalised(nn.Module):
     """The losses of WGAN-GP, example by example, in one forward."""
 

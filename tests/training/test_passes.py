@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, TensorDataset
 
 import anyorder as ao
+from anyorder.clipping.loss import LossWatch
 from anyorder.errors import ModelError, TrainingError
 from anyorder.plan.planner import plan_at_sigma
 
@@ -264,6 +265,76 @@ def test_what_was_made_of_the_batch_is_not_taken_for_rows(name):
             ModelError, match=r"taken out of the batch|rows of the batch together|not known|does not go over"
         ):
             private(UNTOLD[name](x))
+
+
+NOISE = torch.linspace(-1, 1, B * 4).reshape(B, 4)
+BY_ROW = {
+    "fft": lambda x: torch.fft.fft(x).real,
+    "a noise for each row": lambda x: torch.fft.fft(x + NOISE).real,
+    "a noise of the batch's shape": lambda x: torch.fft.fft(x + torch.zeros_like(x).copy_(NOISE)).real,
+    "some rows flipped": lambda x: torch.where(NOISE[:, :1] > 0, x, x.flip(1)).quantile(0.5, 1, True) + x,
+    "bins": lambda x: torch.bucketize(x, torch.linspace(-1, 1, 5)).float(),
+}
+JOINED = {
+    "fft over rows": lambda x: torch.fft.fft(x, dim=0).real,
+    "a transposed reshape": lambda x: x.t().reshape(B, 4),
+    "rolled by parts": lambda x: torch.cat([x[1:], x[:1]]),
+}
+
+
+@pytest.mark.parametrize("name", BY_ROW)
+def test_what_no_rule_knows_is_given_as_it_is_where_rows_are_alone(name):
+    x = torch.randn(B, 4)
+    watch = LossWatch()
+    (shown,) = watch.batch((x,), B)
+    ((found,), _) = watch.by_row(((BY_ROW[name](shown),), {}))
+    torch.testing.assert_close(found, BY_ROW[name](x))
+
+
+@pytest.mark.parametrize("name", JOINED)
+def test_what_no_rule_knows_is_given_of_each_row_alone(name):
+    x = torch.randn(B, 4)
+    given = []
+    for value in (1.0, 1e3):
+        x[1] = value
+        watch = LossWatch()
+        (shown,) = watch.batch((x.clone(),), B)
+        given.append(watch.by_row(((JOINED[name](shown),), {}))[0][0])
+    others = torch.arange(B) != 1
+    assert type(given[0]) is torch.Tensor
+    torch.testing.assert_close(given[0][others], given[1][others], rtol=0, atol=0)
+    assert not torch.equal(given[0], given[1])
+
+
+@pytest.mark.parametrize(("make", "kept"), [(JOINED["fft over rows"], "proved"), (lambda x: pad(x), "promised")])
+def test_an_example_moves_the_sum_by_its_clip_norm_whatever_made_its_row(make, kept):
+    torch.manual_seed(3)
+    x, sums = torch.randn(N, 4), []
+    for value in (-10.0, 10.0):
+        torch.manual_seed(4)
+        x[0] = value
+        private, optimizer, loader = bound(model := net(), x.clone())
+        (rows,) = next(iter(loader))
+        (private(make(rows)) - 3).square().mean().backward()
+        optimizer.step()
+        sums.append(torch.cat([p.grad.flatten() for p in model.parameters()]) * B)
+        assert private._watch.kept == kept
+    assert (sums[0] - sums[1]).norm() <= 2 * 0.5 * (1 + 1e-5)
+
+
+def pad(x):
+    """As many numbers of each row as are not zero: no shape that vmap knows."""
+    return nn.utils.rnn.pad_sequence([row[row != 0] for row in x], batch_first=True)
+
+
+def test_a_pass_is_known_after_its_batch_was_joined_with_another():
+    private, _, loader = users(net(), torch.randn(12, 4), [*range(10), 0, 1], accumulate=2)
+    batches = iter(loader)
+    first = private(next(batches)[0]).square().mean()
+    x, _ = next(batches)
+    assert torch.isfinite(first + private(x).square().mean())
+    with pytest.raises(ModelError, match="two orders"):
+        private(x.flip(0))
 
 
 def test_an_index_may_be_of_any_tuple():

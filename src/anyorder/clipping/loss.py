@@ -43,7 +43,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import BackwardCFunction
+from torch.autograd.function import BackwardCFunction, once_differentiable
 from torch.func import vmap
 from torch.nn import functional as F
 
@@ -155,6 +155,32 @@ class LossWatch:
                 found = own
         return found, straight
 
+    def by_row(self, given: Any) -> Any:
+        """The (args, kwargs) of the model, where what no rule knows is computed again of each row of the batch alone.
+
+        What cannot be computed again stays as it is, and is taken for rows: "promised".
+        """
+
+        def again(leaf: Any) -> Any:
+            tape, number = _place(leaf) if type(leaf) is _Watched else (None, -1)
+            if tape is None or tape.closed or not isinstance(tape.states[number], NoRule):
+                return leaf
+            with private.WithoutSubclasses():
+                rows = None if leaf.requires_grad else tape.of_rows(leaf, number)
+            if rows is None:
+                return leaf
+            tape.alone.add(number)
+            return rows
+
+        args, kwargs = given
+        as_most_are = not kwargs and set(map(type, args)) == {_Watched}
+        for leaf in args if as_most_are else _flat(given):
+            tape = leaf.tape if type(leaf) is _Watched else None
+            if tape is None or tape.closed or (tape.into is None and type(tape.states[leaf.number]) is not NoRule):
+                continue
+            return _changed(given, again)
+        return given
+
     def outputs(self, outputs: Any, given: Any = ()) -> Any:
         """The outputs of the model, called with `given`. One row is watched for what earlier batches may add to it.
 
@@ -191,7 +217,7 @@ class LossWatch:
         Not where batches have things of which tensors could be made that nobody follows, such as texts.
         """
         found = False
-        for leaf in () if self.has_unfollowed else _flat(given):
+        for leaf in () if self.has_unfollowed or self.escaped else _flat(given):
             if type(leaf) is _Watched:
                 return False
             found = found or (isinstance(leaf, Tensor) and leaf.requires_grad)
@@ -222,8 +248,12 @@ class LossWatch:
     def check_target(self, written: Any) -> None:
         """Refuse to write numbers of a batch into the model, of which they would be told and move later gradients.
 
-        Raises: ModelError for a tensor that shows memory of a parameter, a buffer or an attribute of its modules.
+        Raises: ModelError for a tensor that shows memory of a parameter, a buffer or an attribute of its modules, and
+            for a parameter that another network trains.
         """
+        for one in written if isinstance(written, (list, tuple)) else [written]:  # as an optimizer writes
+            if type(one) is nn.Parameter and one.requires_grad and id(one) not in self.parameters:
+                raise _trains_others()
         if self.model is None or not isinstance(written, Tensor) or written.layout is not torch.strided:
             return
         own, start = {type(written), *_ORDINARY}, _start(written)
@@ -248,8 +278,18 @@ class LossWatch:
         tapes = [_place(leaf)[0] for leaf in _flat(given) if type(leaf) is _Watched]
         tape = next((tape for tape in tapes if tape is not None and not tape.closed), None)
         if tape is not None:
-            return _changed(outputs, lambda leaf: tape.follow(leaf, _LOOKED))
+            return _changed(outputs, lambda leaf: tape.follow(_plain(leaf), _LOOKED))
         return _changed(outputs, functools.partial(_as_earlier, tapes[0])) if tapes else outputs
+
+    def shown(self, module: nn.Module, given: Any) -> Any:
+        """What a pass without gradients gets: where hooks could keep something of a batch, it is known as of an earlier
+        one. Anywhere else these are the ordinary tensors.
+        """
+        if not any(part._forward_hooks or part._forward_pre_hooks for part in module.modules()):
+            return unwatched(given)
+        tape = _Tape(self, 1)
+        tape.close()
+        return _changed(given, lambda leaf: _as_earlier(tape, _plain(leaf)) if type(leaf) is _Watched else leaf)
 
     def _tape_of(self, given: Any, size: int) -> "tuple[_Tape, tuple[Any, ...]]":
         """Where the batch is written down that the model was called with, and which rows of it these are."""
@@ -275,7 +315,8 @@ class LossWatch:
             if state is None or state is _OF_BATCH:
                 continue
             if isinstance(state, NoRule):  # of the rows, as far as anybody knows
-                tape.assumed = without_rule = True
+                without_rule = True
+                tape.assumed = tape.assumed or number not in tape.alone
                 continue
             with private.WithoutSubclasses():
                 in_rows = isinstance(state, ByRow) and state[1:] == (0, 1) and leaf.shape[0] == size
@@ -450,6 +491,7 @@ class _Tape:
         self.taken_out = self.of_numbers = False  # whether numbers were among the arguments of this call, of any
         self.of_written = self.assumed = False  # whether what was written into was, or what is taken for rows
         self.given_without_rule = False  # whether a model was given what no rule knows
+        self.alone: set[int] = set()  # of which it was given what each row alone gives
         self.states: list[State] = []
         self.roots: list[_Source] = []
         self.calls: list[_Call] = []
@@ -463,6 +505,7 @@ class _Tape:
         self.used: set[int] = set()  # batches whose gradients came
         self.into: tuple[_Tape, int] | None = None
         self._alive: list[weakref.ref[Tensor]] = []
+        self._at, self._has_weights = "", False  # the name of the operation that runs again, whether it has parameters
         self._autocast: list[tuple[str, bool, torch.dtype]] = []
 
     # -- roots -------------------------------------------------------------------------------------------------------
@@ -541,6 +584,7 @@ class _Tape:
         self.of_numbers = self.of_numbers or other.of_numbers
         self.of_written, self.assumed = self.of_written or other.of_written, self.assumed or other.assumed
         self.given_without_rule |= other.given_without_rule
+        self.alone |= {n + offset for n in other.alone}
         self.followed_data = self.followed_data and other.followed_data
         other.into = self, offset
         other._drop()
@@ -772,6 +816,7 @@ class _Tape:
             )
         reached, own, leaves = _walk(loss.grad_fn, self.trusted)
         if not reached:  # the loss of a detached copy, perhaps
+            _check_trains_nothing(self, leaves)
             return Tensor.backward(loss, *args, **kwargs)  # type: ignore[no-untyped-call]
         if own:
             raise _unseen()
@@ -837,22 +882,10 @@ class _Tape:
             by_row, copies = [], size
         leaves = [r.tensor if r.port is None else r.tensor.detach().requires_grad_() for r in roots]
 
-        at, frozen = "", False  # the name of the operation that runs, and whether it has weights
-
         def row(*rows: Tensor) -> Tensor:
-            nonlocal at, frozen
             alone = [t.unsqueeze(0).expand(copies, *t.shape) for t in rows]
             values = {r.number: t for r, t in zip(roots, alone, strict=False)}
-            operands = dict(zip(by_row, alone[len(roots) :], strict=True))
-            for call in calls:
-                args, kwargs = self._replaced((call.args, call.kwargs), values, operands)
-                at = getattr(call.function, "__name__", "")
-                frozen = any(isinstance(self.operands[n], nn.Parameter) for n in _leaves(call, _Operand))
-                with torch.set_grad_enabled(call.with_grad):
-                    function = call.function.of(copies) if isinstance(call.function, _Mean) else call.function
-                    made = pytree.tree_leaves(function(*args, **kwargs))
-                if call.results:
-                    values |= {n: t for n, t in zip(call.results, made, strict=True) if n is not None}
+            self._run(calls, values, dict(zip(by_row, alone[len(roots) :], strict=True)), copies)
             return values[end].reshape(())
 
         outputs = [(r.port, t) for r, t in zip(roots, leaves, strict=True) if r.port is not None]
@@ -871,7 +904,78 @@ class _Tape:
             pairs = zip(outputs, found, strict=True)
             return {port: torch.zeros_like(t) if g is None else g for (port, t), g in pairs if port is not None}
         # Outside of the handler: a chained error would show the words of torch, with numbers of the batch in them.
-        raise _cannot_map(f"vmap cannot run it ({problem}{f' in {at}' if at else ''})", _OF_FROZEN if frozen else _CURE)
+        why = f"vmap cannot run it ({problem}{f' in {self._at}' if self._at else ''})"
+        raise _cannot_map(why, _OF_FROZEN if self._has_weights else _CURE)
+
+    def of_rows(self, watched: Tensor, number: int) -> Tensor | None:
+        """A tensor that was computed of the batch, computed again of each row alone, in the batch's order:
+
+            row i = ( what was done, with row i in the place of every row )[i]
+
+        a function of row i and of public constants, and what was there where each row was a function of its own one.
+        Draws that nobody holds are drawn again. None where that is not known, or vmap cannot run it.
+        """
+        size, calls, needed, given = self.sizes[0], [], {number}, dict[int, Tensor]()
+        for call in reversed(self.calls):
+            if needed.intersection(n for n in (*call.results, call.written) if n is not None):
+                calls.append(call)
+                for n in map(int, _leaves(call, _Node)):
+                    if n not in given and (rows := self._rows_now(n)) is not None:
+                        given[n] = rows
+                    elif n not in given:
+                        needed.add(n)
+        operands = [int(n) for c in calls for n in _leaves(c, _Operand)]
+        if len(self.sizes) > 1 or not size or not calls or self.foreign.intersection(operands):
+            return None
+        constants = [self.operands[n] for n in operands] + [t for n, t in given.items() if self.states[n] is None]
+        placed = any(t.dim() and len(t) == size for t in constants)
+        by_one = any(isinstance(self.states[n], OfRow) for c in calls for n in c.results if n is not None)
+        copies = size if placed or by_one or any(_counts_rows(c, size) for c in calls) else 1
+        by_row = [n for n in given if self.states[n] is not None]
+        calls = calls[::-1]
+
+        def row(place: Tensor, *rows: Tensor) -> Tensor:
+            alone = [t.unsqueeze(0).expand(copies, *t.shape) for t in rows]
+            values = given | dict(zip(by_row, alone, strict=True))
+            self._run(calls, values, {}, copies)
+            if len(values[number]) != copies:
+                raise ValueError("other rows")
+            return values[number].index_select(0, place.reshape(1) if copies > 1 else place.new_zeros(1)).squeeze(0)
+
+        try:
+            with torch.autocast(watched.device.type, enabled=False):
+                chunk = None if copies == 1 else max(1, _COPIES // copies)
+                places = torch.arange(size, device=watched.device)
+                one_by_one = vmap(row, randomness="different", chunk_size=chunk)
+                made: Tensor = one_by_one(places, *map(given.__getitem__, by_row)).detach()
+        except (AnyorderError, torch.OutOfMemoryError):
+            raise
+        except Exception:
+            return None
+        return made if (made.shape, made.dtype) == (watched.shape, watched.dtype) else None
+
+    def _rows_now(self, number: int) -> Tensor | None:
+        """The rows that a number stands for, each known to be of its row alone, or a constant, if anybody has them."""
+        state = self.states[number]
+        if not (state is None or state == _BY_ROW) or any(call.written == number for call in self.calls):
+            return None
+        root = next((r for r in self.roots if r.number == number), None)
+        tensor = self._alive[number]() if root is None else root.tensor
+        if tensor is None or (root is not None and private.version(root.tensor) != root.version):
+            return None
+        return _ordinary(tensor).detach()
+
+    def _run(self, calls: list[_Call], values: dict[int, Tensor], operands: dict[int, Tensor], copies: int) -> None:
+        """Do again what was written down, with `copies` rows; `values` gets what it makes."""
+        for call in calls:
+            args, kwargs = self._replaced((call.args, call.kwargs), values, operands)
+            self._at = getattr(call.function, "__name__", "")
+            self._has_weights = any(isinstance(self.operands[n], nn.Parameter) for n in _leaves(call, _Operand))
+            with torch.set_grad_enabled(call.with_grad):
+                function = call.function.of(copies) if isinstance(call.function, _Mean) else call.function
+                made = pytree.tree_leaves(function(*args, **kwargs))
+            if call.results:
+                values |= {n: t for n, t in zip(call.results, made, strict=True) if n is not None}
 
     def _needed(self, end: int) -> tuple[list[_Call], set[int]]:
         """The calls that the loss was made by, in order."""
@@ -934,6 +1038,8 @@ def _of_recurrent(args: Any, given: list[tuple[Tensor, State]]) -> list[State] |
 
 _CONSTANTS = {int, bool, str, type(None)}
 _KEPT = ["promised", "mapped", "proved"]
+_COPIES = 1024
+"""Rows that stand in memory at once where each row takes the place of all."""
 _KNOWN = 4096
 """Calls whose states are kept; then it is begun again."""
 
@@ -976,21 +1082,131 @@ def _needs_gradients() -> ModelError:
 
 
 class _Released(torch.autograd.Function):
-    """An output that a gradient leaves for what came before the model, and for no parameter of it."""
+    """The private model on tensors of no batch. A gradient goes to them from its outputs, and from nothing else of it:
+    the model ran on `cut`, copies of them without their graph. `before` are they themselves.
+    """
 
     @staticmethod
-    def forward(ctx: Any, output: Tensor) -> Tensor:
-        ctx.of_released = True
-        return output.view_as(output)
+    def forward(ctx: Any, inside: list[Tensor], cut: list[Tensor], *before: Tensor) -> tuple[Tensor, ...]:
+        ctx.of_released, ctx.inside, ctx.cut = True, inside, cut
+        ctx.set_materialize_grads(False)
+        return tuple(output.detach() for output in inside)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return gradient
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        if not _free:
+            raise _not_free()
+        came = [(output, g) for output, g in zip(ctx.inside, gradients, strict=True) if g is not None]
+        outputs, given = [output for output, _ in came], [g for _, g in came]
+        _passed.append(ctx)
+        try:
+            found = torch.autograd.grad(outputs, ctx.cut, given, retain_graph=True, allow_unused=True)
+        finally:
+            _passed.pop()
+        return None, None, *found
 
 
-def of_released(output: Tensor) -> Tensor:
-    """An output on such tensors: a loss of it and of a batch is refused."""
-    return _Released.apply(output)  # type: ignore[no-any-return,no-untyped-call]
+_free: list[Any] = []
+"""The backward pass of a generator's step that runs now: in it no number of a batch is touched."""
+_passed: list[Any] = []
+"""The nodes of `_Released` of which the gradients are taken now."""
+
+
+def _not_free() -> ModelError:
+    return ModelError(
+        "a gradient goes to a generator through the private model by a way that is not followed: features that a hook "
+        "or an attribute kept, gradients given by hand, an autograd.Function of one's own, or a tensor of a batch in "
+        "the backward pass. It would train on private data what no noise covers. Call loss.backward() on a loss made "
+        "of the private model's outputs by torch's functions, without numbers of a batch"
+    )
+
+
+def _check_passed(gradient: Tensor) -> None:
+    """Raises: ModelError for a gradient of a loss that has something of the model which is no output of it."""
+    if not _passed:
+        raise _not_free()
+
+
+def released(model: Callable[..., Any], given: Any, otherwise: Callable[[Any], Any]) -> Any:
+    """The outputs of `model(*args, **kwargs)`, given = (args, kwargs), of which a loss trains what came before.
+
+    Args:
+        otherwise: what becomes of outputs without gradients.
+    Raises: ModelError, in the backward pass, for a loss that has numbers of a batch, or comes by another way.
+    """
+    before: list[Tensor] = []
+    cut: list[Tensor] = []
+
+    def alone(leaf: Tensor) -> Tensor:
+        if not leaf.requires_grad:
+            return leaf
+        before.append(_ordinary(leaf))
+        cut.append(before[-1].detach().requires_grad_())
+        cut[-1].register_hook(_check_passed)  # type: ignore[no-untyped-call]
+        return cut[-1].clone()  # which the model may write into
+
+    args, kwargs = _changed(given, alone)
+    leaves, structure = pytree.tree_flatten(model(*args, **kwargs))
+    inside = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
+    made = iter(map(_as_generated, _Released.apply(inside, cut, *before)) if inside else ())  # type: ignore[no-untyped-call]
+    outputs = [next(made) if isinstance(x, Tensor) and x.requires_grad else otherwise(x) for x in leaves]
+    return pytree.tree_unflatten(outputs, structure)
+
+
+def _as_generated(tensor: Tensor) -> Tensor:
+    if type(tensor) is Tensor and tensor.requires_grad:
+        tensor.__class__ = _Generated
+    return tensor
+
+
+class _Generated(Tensor):
+    """An output of `released`, or what was computed of it: a loss of it goes back by `backward` or `grad` alone."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _ordinary(self).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+
+    @staticmethod
+    @private.never_compiled
+    def __torch_function__(func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if any(issubclass(kind, (_Watched, _TakenOut)) for kind in types):
+            return NotImplemented
+        if func is not Tensor.backward and func not in _BACK:
+            with private.WithoutSubclasses():
+                return pytree.tree_map_only(Tensor, _as_generated, func(*args, **kwargs))
+        first, *rest = args or (kwargs.pop("outputs"),)
+        place, name = (0, "gradient") if func is Tensor.backward else (1, "grad_outputs")
+        given = rest[place] if len(rest) > place else kwargs.get(name)
+        others = pytree.tree_leaves((rest, kwargs))
+        if given is not None or any(type(one) is _Generated for one in others):
+            raise _not_free()
+        _free.append(func)
+        try:  # not without subclasses: what hooks do with numbers of a batch is to be seen
+            return func(pytree.tree_map_only(_Generated, _ordinary, first), *rest, **kwargs)
+        finally:
+            _free.pop()
+
+
+def _check_trains_nothing(tape: "_Tape | None", leaves: list[Tensor]) -> None:
+    """Raises: ModelError where a loss of a batch, of no private output, trains tensors that are not of the batch.
+
+    Gradients that come to the private model's own parameters past it are refused by the step.
+    """
+    if tape is not None and not any(tape.sizes):  # a batch of nobody, under secret sampling
+        return
+    own = {} if tape is None else tape.watch.parameters
+    if any(type(leaf) is not _Watched and id(leaf) not in own for leaf in leaves):
+        raise _trains_others()
+
+
+def _trains_others() -> ModelError:
+    return ModelError(
+        "what was computed of the batch, and not of outputs of the private model alone, trains other tensors, those of "
+        "another network perhaps: they would learn from private data without noise. Give make_private every network "
+        "that learns from the batch. A network that is not to be private learns from the loader that make_private was "
+        "given"
+    )
 
 
 def _other_rows(what: str) -> ModelError:
@@ -1044,6 +1260,8 @@ def _walk(start: Any, trusted: Sequence[Any]) -> tuple[bool, bool, list[Tensor]]
             )
         if node in trusted or (isinstance(node, BackwardCFunction) and "of_outputs" in vars(node)):
             reached = True
+            continue
+        if isinstance(node, BackwardCFunction) and "of_evaluation" in vars(node):  # which no gradient passes
             continue
         own = own or isinstance(node, BackwardCFunction)
         if (leaf := getattr(node, "variable", None)) is not None:
@@ -1259,6 +1477,8 @@ class _Watched(Tensor):
     @private.never_compiled
     def __torch_function__(func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if _free:
+            raise _not_free()
         with private.WithoutSubclasses():
             if _is_ordinary(func) and not _given_alone:  # as most are: the ways below lead to the same
                 tape = _tape_of(args, kwargs)
@@ -1448,7 +1668,9 @@ def _place(watched: Any) -> tuple[_Tape | None, int]:
 def _of_earlier(tape: _Tape | None, func: Any, args: Any, kwargs: Any) -> Any:
     """A function of tensors of a batch whose backward pass has run: the results are of it too."""
     if func is Tensor.backward:
-        _walk(args[0].grad_fn, ())
+        reached, _, leaves = _walk(args[0].grad_fn, ())
+        if not reached:
+            _check_trains_nothing(tape, leaves)
         return func(*unwatched(args), **unwatched(kwargs))  # type: ignore[no-untyped-call]
 
     sets = getattr(func, "__name__", "") == "__set__" and isinstance(args[1], Tensor)

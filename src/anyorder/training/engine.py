@@ -36,7 +36,7 @@ from torch.utils.data import DistributedSampler, IterableDataset
 from anyorder import checks
 from anyorder.clipping import make_clipping
 from anyorder.clipping.clip_rules import Cut, Rule
-from anyorder.clipping.loss import LossWatch, of_released, unwatched
+from anyorder.clipping.loss import LossWatch, released, unwatched
 from anyorder.clipping.mapping import reparametrized
 from anyorder.clipping.norms import UnitMap, accumulator_dtype
 from anyorder.clipping.per_example import MayDraw, Passes
@@ -261,6 +261,7 @@ class Training:
         # units: whose rows the model is called on
         given = (args, kwargs)
         try:
+            args, kwargs = self._watch.by_row(given)
             args, kwargs = unwatched(args), unwatched(kwargs) if kwargs else kwargs
         except NotImplementedError as problem:  # of torch: a sparse tensor has no memory of its own
             raise ModelError(
@@ -926,20 +927,20 @@ class PrivateModule(nn.Module):
     @never_compiled  # by who compiles what `make_private` returned: the ledger and the engine are no part of a graph
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's outputs, one row for each example."""
-        released = torch.is_grad_enabled() and self._watch.is_released((args, kwargs))
-        if self.training and torch.is_grad_enabled() and not released:
+        is_released = torch.is_grad_enabled() and self._watch.is_released((args, kwargs))
+        if self.training and torch.is_grad_enabled() and not is_released:
             return self._private_forward(args, kwargs)
         given = args, kwargs
-        args, kwargs = unwatched(args), unwatched(kwargs)
+        args, kwargs = self._watch.shown(self.module, given)
         if self._check_shown is not None:
             self._check_shown()
         if not torch.is_grad_enabled():
             return self._watch.looked(self.module(*args, **kwargs), given)
         whole = self.module if self._whole is None else self._whole.gather()
         with reparametrized(whole, {name: p.detach() for name, p in whole.named_parameters()}):
+            if is_released:  # of weights that were released and a generator's numbers: post-processing
+                return released(whole, given, _of_evaluation)
             outputs = whole(*args, **kwargs)
-        if released:  # of weights that were released and a generator's numbers: post-processing
-            return pytree.tree_map(_of_generator, outputs)
         return self._watch.looked(pytree.tree_map(_of_evaluation, outputs), given)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -983,6 +984,7 @@ class _Evaluation(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, root: Tensor, output: Tensor) -> Tensor:
+        ctx.of_evaluation = True
         return output.view_as(output)
 
     @staticmethod
@@ -994,13 +996,12 @@ class _Evaluation(torch.autograd.Function):
 
 
 def _of_evaluation(leaf: Any) -> Any:
-    if not isinstance(leaf, Tensor) or leaf.requires_grad or not (leaf.is_floating_point() or leaf.is_complex()):
+    if not isinstance(leaf, Tensor):
+        return leaf
+    leaf = unwatched(leaf)
+    if leaf.requires_grad or not (leaf.is_floating_point() or leaf.is_complex()):
         return leaf
     return _Evaluation.apply(torch.zeros((), requires_grad=True), leaf)  # type: ignore[no-untyped-call]
-
-
-def _of_generator(leaf: Any) -> Any:
-    return of_released(leaf) if isinstance(leaf, Tensor) and leaf.requires_grad else _of_evaluation(leaf)
 
 
 def _into_the_module(private: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
