@@ -391,6 +391,12 @@ class Reversed(torch.autograd.Function):
 
 
 REFUSED = {
+    "zeros, as many as a mask chose": lambda out, y, x, m: (
+        (out - x).square().mean() * (((m.nonzero().zero_() + 1).sum() % 7) + 1)
+    ),
+    "as many columns as the largest label": lambda out, y, x, m: (
+        (out - x).square().mean() * F.one_hot(y[:, 0].abs().long()).shape[1]
+    ),
     "berhu": berhu,
     "the largest loss": lambda out, y, x, m: (each := (out - x).square().mean((1, 2))).mean() / each.detach().max(),
     "hardness": hard,
@@ -703,6 +709,16 @@ def test_losses_that_are_run_row_by_row(name):
 @pytest.mark.parametrize("name", REFUSED)
 def test_losses_that_couple_are_refused(name):
     check(REFUSED[name], "refused")
+
+
+@pytest.mark.parametrize("count", [len, torch.numel, lambda chosen: chosen.shape[0], lambda chosen: chosen.size(0)])
+def test_that_no_loss_has_the_number_of_what_a_mask_chose_is_the_callers_word(count):
+    """A Python number, which nobody follows further: the loss is no longer said to be proved."""
+    chosen = lambda y, m: [m.nonzero(), y[m.any(1)], m[0].nonzero()]  # noqa: E731
+    assert run(lambda out, y, x, m: (out - x).square().mean() * count(y), False)[1] == "proved"
+    for i in range(3):
+        loss = lambda out, y, x, m, i=i: (out - x).square().mean() / (1 + count(chosen(y, m)[i]))  # noqa: E731
+        assert run(loss, False)[1] == "promised"
 
 
 @pytest.mark.parametrize("losses", [MAPPED, REFUSED, ROW_BY_ROW], ids=["mapped", "refused", "row by row"])

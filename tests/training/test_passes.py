@@ -117,6 +117,24 @@ def test_a_view_that_is_written_by_other_rows_is_no_second_pass(write):
         F.mse_loss(private(view), private(x)).backward()
 
 
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda view, x: view.__setitem__(x > -1e9, x[2, 0]),
+        lambda view, x: view.__setitem__((slice(None), x[2] > 0), 5.0),
+        lambda view, x: view.__setitem__((x[2:3] > 0).expand(B, 4), 5.0),
+        lambda view, x: view.__setitem__(x.roll(1, 0) > 0, 9.0),
+    ],
+)
+def test_what_other_rows_wrote_is_given_to_no_model(write):
+    private, _, loader = bound(net(), torch.randn(N, 4))
+    (x,) = next(iter(loader))
+    view = x.clone()
+    with pytest.raises(ModelError, match="numbers written into rows"):
+        write(view, x)
+        private(view)
+
+
 class Words(nn.Module):
     def __init__(self):
         super().__init__()

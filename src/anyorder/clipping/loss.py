@@ -50,7 +50,19 @@ from torch.nn import functional as F
 from anyorder import checks
 from anyorder.clipping import torch_private as private
 from anyorder.clipping.coupling import check_argument, check_nothing_kept
-from anyorder.clipping.rows import TOTAL, ByRow, Coupled, Interpreter, NoRule, OfRow, Picked, State, Total, keeps_memory
+from anyorder.clipping.rows import (
+    TOTAL,
+    ByRow,
+    Coupled,
+    Interpreter,
+    NoRule,
+    OfRow,
+    Picked,
+    State,
+    Total,
+    has_secret_shape,
+    keeps_memory,
+)
 from anyorder.clipping.torch_private import pytree
 from anyorder.errors import AnyorderError, ArgumentError, ModelError, TrainingError
 
@@ -1353,6 +1365,15 @@ def _of_weights(tape: _Tape, func: Any, args: Any, kwargs: Any) -> None:
         raise _weighted(func)
 
 
+def _of_columns(tape: _Tape, func: Any, args: Any, kwargs: Any) -> None:
+    """As many columns as the largest label of the batch says are no one's own."""
+    if (args[1] if len(args) > 1 else kwargs.get("num_classes", -1)) == -1:
+        raise ModelError(
+            "one_hot was not told the number of classes, and makes as many columns as the largest label of the batch "
+            "says, so that one example may move the gradients of others: state it, F.one_hot(labels, num_classes=..)"
+        )
+
+
 def _of_probabilities(tape: _Tape, func: Any, args: Any, kwargs: Any) -> "Callable[..., Tensor] | None":
     """The function, where an output that is no probability, NaN say, adds zero: an error would tell of it."""
     given = {**dict(zip(("input", "target"), args, strict=False)), **kwargs}
@@ -1378,7 +1399,7 @@ def _weighted(func: Any) -> ModelError:
 _LABEL_NAMES = ("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction")
 _SPECIAL: dict[Any, Callable[..., Any]] = {
     F.cross_entropy: _of_labels, F.nll_loss: _of_labels,
-    F.binary_cross_entropy: _of_probabilities,
+    F.binary_cross_entropy: _of_probabilities, F.one_hot: _of_columns,
     F.mse_loss: _of_weights, F.l1_loss: _of_weights, F.huber_loss: _of_weights, F.smooth_l1_loss: _of_weights,
 }  # fmt: skip
 _LOOKS = (F.gaussian_nll_loss, F.one_hot)
@@ -1488,6 +1509,8 @@ class _Watched(Tensor):
                     else tape.call(func, args, kwargs)
                 )
             if func in _READS:
+                if func in _SIZES and (tape := _place(args[0])[0]) is not None and not tape.closed:
+                    tape.assumed |= has_secret_shape(tape.states[args[0].number])
                 return func(*args, **kwargs)
             if func in _TAKES:
                 tape, value = _place(args[0])[0], func(*args, **kwargs)
@@ -1556,6 +1579,8 @@ _READS = {getattr(getattr(Tensor, name), "__get__", None) for name in (
     Tensor.retain_grad,
 }  # fmt: skip
 """What gives no tensor, and opens no way into the graph."""
+_SIZES = {Tensor.shape.__get__, Tensor.size, Tensor.numel, Tensor.nelement, Tensor.__len__, torch.numel}
+"""What tells how many numbers a mask chose: that no loss has this number is the caller's word."""
 _TAKES = {Tensor.item, Tensor.tolist}
 
 

@@ -66,13 +66,19 @@ class Coupled(NamedTuple):
 
 
 class NoRule(NamedTuple):
-    """No rule: `what` says where it began."""
+    """No rule: `what` says where it began; `sized` where its shape is public, as far as anybody knows."""
 
     what: str
+    sized: bool = True
 
 
 State = ByRow | OfRow | Picked | Total | Coupled | NoRule | None
 TOTAL = Total()
+
+
+def has_secret_shape(state: State) -> bool:
+    """Whether it has as many numbers as a mask chose, or as numbers of the batch say."""
+    return isinstance(state, Picked) or (isinstance(state, (OfRow, NoRule)) and not state.sized)
 
 
 class AtenCall:
@@ -123,19 +129,23 @@ def result_states(call: AtenCall, results: Sequence[Tensor]) -> list[State]:
     """The states of an operation's results."""
     if any(isinstance(s, OfRow) for s in call.states) and (own := _of_one_row(call, results)) is not None:
         return own
-    worst = next((s for kind in (Coupled, NoRule) for s in call.states if isinstance(s, kind)), None)
-    if call.name.endswith("_like") and any(isinstance(s, Picked) for s in call.states):
-        worst = worst or NoRule(f"{call.name} of what a mask chose: as many numbers as the mask says")
-    elif all(s is None for s in call.states) or (call.name in _CONSTANT and not (worst and "_like" in call.name)):
+    lost = sorted((s for s in call.states if isinstance(s, NoRule)), key=lambda s: s.sized)
+    worst = next((s for s in call.states if isinstance(s, Coupled)), lost[0] if lost else None)
+    of_its_shape = call.name == "zero" or call.name.endswith("_like")
+    if of_its_shape and any(isinstance(s, Picked) for s in call.states):
+        worst = worst or NoRule(f"{call.name} of what a mask chose: as many numbers as the mask says", sized=False)
+    elif all(s is None for s in call.states) or (call.name in _CONSTANT and not (worst and of_its_shape)):
         return [None] * len(results)
     if worst is not None or call.writes_others:
-        return [worst or NoRule(call.name)] * len(results)
+        sized = not call.chooses
+        return [worst if isinstance(worst, Coupled) or (worst and sized) else NoRule(call.name, sized)] * len(results)
     if call.in_place and results[0].shape != call.shape:
         return [NoRule("another shape of the same tensor")] * len(results)
     rule = _RULES.get(call.name) or (_pointwise if call.pointwise else None)
     if rule is None:
         of_total = any(isinstance(s, Total) for s in call.states)
-        return [_coupled(f"{call.name} of a sum over the batch") if of_total else NoRule(call.name)] * len(results)
+        lost_here = NoRule(call.name, sized=not call.chooses)
+        return [_coupled(f"{call.name} of a sum over the batch") if of_total else lost_here] * len(results)
     made = rule(call, results)
     made = made if isinstance(made, list) else [made] * len(results)
     return [
@@ -172,12 +182,12 @@ def _of_one_row(call: AtenCall, results: Sequence[Tensor]) -> list[State] | None
         masks = any(t.dtype in (torch.bool, torch.uint8) for t in call.tensors)
         sized = all(s.sized for s in rows) and not (call.chooses and (masks or call.name != "index"))
         if (not sized and call.draws) or (call.in_place and results[0].shape != call.shape):
-            return [NoRule(call.name)] * len(results)  # as many draws as the row's numbers say
+            return [NoRule(call.name, sized=False)] * len(results)  # as many draws as the row's numbers say
         return [rows[0]._replace(sized=sized or not t.dim()) for t in results]
     if call.name in ("cat", "stack"):
         return [_joined_rows(call, results[0])]
     if not all(s.sized for s in rows) and not any(isinstance(s, (Coupled, NoRule)) for s in live):
-        return [NoRule(f"{call.name} of what masks of single rows chose")] * len(results)
+        return [NoRule(f"{call.name} of what masks of single rows chose", sized=False)] * len(results)
     known = call.state_of
     call.states = [TOTAL if isinstance(s, OfRow) else s for s in call.states]
     call.state_of = lambda t: TOTAL if isinstance(known(t), OfRow) else known(t)
@@ -517,7 +527,12 @@ def _written_at(call: AtenCall, results: Sequence[Tensor]) -> State:
     """x[..] = number: public numbers at public places, or one number where a mask of the same rows says so."""
     state, numbers = call.state_of(call.values["self"]), call.values["values"]
     given = [(i, t, call.state_of(t)) for i, t in enumerate(call.values["indices"]) if t is not None]
-    if not isinstance(state, ByRow) or call.state_of(numbers) is not None:
+    if not isinstance(state, ByRow):
+        return NoRule("index_put")
+    others = [s for s in (call.state_of(numbers), *(s for _, _, s in given)) if s is not None]
+    if any(not isinstance(s, ByRow) or s.axis != state.axis for s in others):
+        return _coupled("numbers written into rows that are of others, or where others say")
+    if call.state_of(numbers) is not None:
         return NoRule("index_put")
     if all(of_index is None for _, _, of_index in given):
         return state
