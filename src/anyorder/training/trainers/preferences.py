@@ -204,7 +204,7 @@ def quiet() -> Iterator[None]:
 def all_rows(dataset: Any, prepare: Callable[[], Any]) -> Any:
     """What TRL makes of a data set, with all of its rows: without one, all rows behind it are in other batches.
 
-    A text of which nothing can be learnt stays, and its gradient is zero; one that is too long is cut by `pad_to`.
+    A text of which nothing can be learnt stays, with a gradient of zero; `pad_to` truncates one that is too long.
 
     Raises: ArgumentError where the rows are not as many as before.
     """
