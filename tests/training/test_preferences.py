@@ -287,3 +287,51 @@ def test_metrics_of_trl_are_not_logged(tmp_path):
     logged = {name for line in run.state.log_history for name in line}
     assert logged == {"learning_rate", "epoch", "step", "train_runtime"}
     assert set(seen) < logged
+
+
+HEALTH = "w1 w2 hivpositive"
+
+
+def rows_with(one, rows, **changes):
+    """The data with another row in one place."""
+    return datasets.Dataset.from_list([{**row, **(changes if i == one else {})} for i, row in enumerate(rows)])
+
+
+LONG = " ".join(["w3"] * 40)
+UNFIT = {  # what TRL would drop, warn of with its words, or fail on
+    "DPO": (trl.DPOTrainer, of_dpo, rows_with(1, PAIRS, prompt=HEALTH, chosen="w3", rejected="w5")),
+    "a long prompt": (trl.DPOTrainer, of_dpo, rows_with(1, PAIRS, prompt=LONG + " ")),
+    "KTO": (trl.KTOTrainer, of_opinions, rows_with(1, OPINIONS, prompt=HEALTH, completion="w3")),
+    "reward": (trl.RewardTrainer, of_scores, rows_with(1, SCORED, chosen=LONG, margin=None)),
+    "ORPO": (ORPOTrainer, of_odds, rows_with(1, PAIRS, prompt=LONG + " ")),
+}
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_no_text_is_told_of_or_dropped(name, tmp_path, capfd, caplog, recwarn):
+    """Without one, all rows behind it would be in other batches."""
+    kind, options, data = UNFIT[name]
+    options = {**options(tmp_path), "train_dataset": data}
+    options["args"].max_length = 14
+    own = tokenizer()
+    own.add_tokens(["hivpositive"])  # so that it can be told
+    own.model_max_length = 16
+    for each in (options["model"], options.get("ref_model")):
+        if each is not None:
+            each.resize_token_embeddings(len(own), mean_resizing=False)
+    capfd.readouterr(), caplog.clear(), recwarn.clear()
+    run = made_private(kind, processing_class=own, **options)
+    said = "".join([*capfd.readouterr(), caplog.text, *(str(each.message) for each in recwarn)])
+    assert not said
+    assert len(run.train_dataset) == N
+    run.train()
+    assert run.engine.step == N // B
+    assert all(p.isfinite().all() for p in run.model.parameters())
+
+
+def test_rows_that_are_joined_are_refused(tmp_path):
+    with pytest.raises(ArgumentError, match="one example of each row"):
+        made_private(
+            trl.SFTTrainer, model=gpt2(), processing_class=tokenizer(), train_dataset=TEXTS,
+            args=arguments(trl.SFTConfig, tmp_path, max_length=16, packing=True),
+        )  # fmt: skip

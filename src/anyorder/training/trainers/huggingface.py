@@ -1,6 +1,9 @@
 """Hugging Face: `transformers.Trainer` with private gradients."""
 
+import functools
+import inspect
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import MISSING, fields
 from math import ceil
 from pathlib import Path
@@ -22,7 +25,16 @@ from anyorder.sampling.shapes import PadTo
 from anyorder.training.engine import PrivacyEngine, PrivateModule, check_unit, random_state, set_random_state
 from anyorder.training.metrics import Metrics
 from anyorder.training.optimizers import Public
-from anyorder.training.trainers.preferences import Pairs, fills, has_loss, has_pairs, losses_of, trl_kind
+from anyorder.training.trainers.preferences import (
+    Pairs,
+    all_rows,
+    fills,
+    has_loss,
+    has_pairs,
+    losses_of,
+    quiet,
+    trl_kind,
+)
 
 __all__ = ["PrivateTrainer", "PrivateTrainerMixin", "example_losses"]
 
@@ -183,13 +195,14 @@ class PrivateTrainerMixin:
         self._padding: dict[str, Any] = {
             "pad_to": pad_to, "pad_value": pad_value, "pad_side": pad_side, "like": like
         }  # fmt: skip
-        given = kwargs.get("args", args[1] if len(args) > 1 else None)
-        if given is not None and given.push_to_hub:  # before a repository is made
+        given = inspect.signature(super().__init__).bind_partial(*args, **kwargs).arguments.get("args")
+        if getattr(given, "push_to_hub", False):  # before a repository is made
             raise ArgumentError(
                 "push_to_hub must be off: it uploads output_dir, where the noise key is kept; upload the finished "
                 "model with model.push_to_hub(..)"
             )
-        super().__init__(*args, **kwargs)
+        with quiet() if trl_kind(self) else nullcontext():
+            super().__init__(*args, **kwargs)
         self._check_arguments(self.args)  # type: ignore[attr-defined]
         self._check_choices()
         trainer: Any = self
@@ -210,6 +223,12 @@ class PrivateTrainerMixin:
         if getattr(args, "packing", False) or getattr(args, "padding_free", False):
             raise ArgumentError("packing and padding_free join examples in a row, so that no gradient is of one alone")
         self._check_batch_size(args)
+
+    def _prepare_dataset(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
+        """TRL's, with one example for each row of train_dataset."""
+        prepare = functools.partial(super()._prepare_dataset, dataset, *args, **kwargs)  # type: ignore[misc]
+        names = [each for each in (*args, *kwargs.values()) if isinstance(each, str)]
+        return all_rows(dataset, prepare) if "train" in names else prepare()
 
     def _check_experts(self) -> None:
         """Refuse the loss that balances experts, which counts the tokens of the whole batch."""

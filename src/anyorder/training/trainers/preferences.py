@@ -5,8 +5,11 @@ pair has one row in fields chosen_* and rejected_*, and each side is a pass of i
 sum over both, clipped once. A mean over the tokens of a batch is a mean over the tokens of each example.
 """
 
+import io
+import logging
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +18,7 @@ from torch.nn import functional as F
 
 from anyorder.errors import ArgumentError
 
-__all__ = ["Losses", "Pairs", "fills", "has_loss", "has_pairs", "losses_of", "trl_kind"]
+__all__ = ["Losses", "Pairs", "all_rows", "fills", "has_loss", "has_pairs", "losses_of", "quiet", "trl_kind"]
 
 Losses = Callable[[Any, Any, dict[str, Tensor]], Tensor]
 """(trainer, model, batch) -> (B,) losses, each a function of its own row."""
@@ -32,6 +35,8 @@ class Pairs:
 
     def __call__(self, examples: list[Any]) -> dict[str, Tensor]:
         rows, batch = len(examples), {}
+        if "margin" in examples[0]:  # one that is not known is none: an error would tell of the example
+            examples = [{**each, "margin": each["margin"] or 0.0} for each in examples]
         for name, value in self._collate(examples).items():
             if not isinstance(value, Tensor):
                 continue  # the texts themselves, which no loss reads
@@ -181,6 +186,41 @@ _LOSSES: dict[str, Losses | None] = {
     "SFTTrainer": None, "DPOTrainer": _dpo, "RewardTrainer": _reward, "ORPOTrainer": _orpo, "KTOTrainer": _kto,
 }  # fmt: skip
 """By the trainer; None: by labels, as those of transformers."""
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Nothing is warned of, logged or printed: TRL does, of single texts and of counts, while it prepares data."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def all_rows(dataset: Any, prepare: Callable[[], Any]) -> Any:
+    """What TRL makes of a data set, with all of its rows: without one, all rows behind it are in other batches.
+
+    A text of which nothing can be learnt stays, with a gradient of zero; `pad_to` truncates one that is too long.
+
+    Raises: ArgumentError where the rows are not as many as before.
+    """
+    kind = type(dataset)
+    own = kind.filter
+    kind.filter = lambda self, *args, **kwargs: self
+    try:
+        made = prepare()
+    finally:
+        kind.filter = own
+    if len(made) != len(dataset):
+        raise ArgumentError(
+            "TRL must make one example of each row of train_dataset: one that is dropped or joined to another moves "
+            "all behind it. Set packing=False, or prepare the data before"
+        )
+    return made
 
 
 def trl_kind(trainer: Any) -> str | None:
