@@ -266,9 +266,9 @@ import anyorder.training.engine  # before a block that watches it
 
 data = TensorDataset(torch.randn(60, 4), torch.arange(60) % 2)
 loader = DataLoader(data, batch_size=10, shuffle=True)
-plan = ao.plan(loader=loader, epochs=2, epsilon=4, delta=1e-5, mechanism="tree")
 model = torch.nn.Linear(4, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+plan = ao.plan(loader=loader, epochs=2, epsilon=4, delta=1e-5, mechanism="tree", optimizer=optimizer)
 engine = ao.PrivacyEngine(plan)
 model, optimizer, loader = engine.make_private(model, optimizer, loader)
 for epoch in range(2):

@@ -256,7 +256,9 @@ def _of_weighted(sampler: WeightedRandomSampler) -> Stream:
         words = f"drawn by weights, with replacement, {size} in an epoch"
         refusal = (
             "WeightedRandomSampler with replacement may draw an example several times in a step, and no proof bounds "
-            f"how often. If the weights are public, {_RATED}. Or use shuffle=True and weight the loss"
+            f"how often. If the weights are public, {_RATED}. Counts of classes are not public: give a rate to each "
+            "class by a rule of yours, with anyorder.sampling.PoissonRates. Or use shuffle=True and weight the loss, "
+            "by weights of at most 1: what larger ones add is clipped"
         )
         return Stream(
             "unknown", words, size, total, refusal=refusal, chances=lambda: weights / weights.sum(), caveat=_PUBLIC,

@@ -94,7 +94,6 @@ def _simulate(optimizer: Any, scheduler: Any, n: int) -> list[list[tuple[float, 
     for _ in range(n):
         groups = dummy.param_groups
         history.append([(float(g["lr"]), _beta(g), float(g["weight_decay"])) for g in groups])
-        dummy.step()
         with warnings.catch_warnings():  # a scheduler looks for its mark on the optimizer's step, which the copy lacks
             warnings.simplefilter("ignore", UserWarning)
             advance()
