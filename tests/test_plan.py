@@ -145,7 +145,7 @@ def test_bad_arguments_are_named(changes, name):
 @pytest.mark.parametrize("order", ["poisson", "fixed", SingleEpoch(10), ao.order("shuffled", drop_last=True)])
 def test_words_on_an_order_that_is_read_or_given_are_refused(order):
     loader = DataLoader(TensorDataset(torch.zeros(100, 1)), batch_size=10, shuffle=True)
-    with pytest.raises(ArgumentError, match="together with loader"):
+    with pytest.raises(ArgumentError, match="together with loader" if order != "poisson" else "goes with loader="):
         ao.plan(loader=loader, epochs=2, epsilon=1, delta=1e-5, mechanism="tree", order=order)
     with pytest.raises(ArgumentError, match="epochs must not be given together with an order"):
         ao.plan(order=SingleEpoch(10), batch_size=10, epochs=1, epsilon=1, delta=1e-5, mechanism="tree")

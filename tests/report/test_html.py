@@ -111,7 +111,7 @@ def test_a_realised_number_stands_beside_the_planned_one():
     realised = realised_claim(plan, 2, 10)
     shown = replace(certified(plan), realised=realised)
     told = text(html_report(shown))
-    assert f"epsilon {rounded_up(realised.epsilon)} realised: for how often users really appeared" in told
+    assert f"epsilon {rounded_up(realised.epsilon)} realised: the same promise, computed from how often" in told
     assert "how often units appeared and how far apart, from which the realised number follows" in told  # not checked
     assert "If in doubt, use the planned one" in told
     assert "realised" not in text(html_report(certified(plan)))

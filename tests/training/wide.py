@@ -6,6 +6,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import anyorder as ao
+from anyorder.clipping.loss import unwatched
 from anyorder.participation import EpochShuffle, PoissonSampling
 from anyorder.strategy import Independent
 
@@ -100,7 +101,7 @@ def train(engine, model, optimizer, loader, until=None, save_every=None, each=No
 
 def per_unit(model, batch):
     """(b, d) gradients, the linear layer's first, one example at a time, as float64."""
-    rows = []
+    rows, batch = [], unwatched(batch)
     for i in range(len(batch[0])):
         copy = Words(sparse=False)
         copy.load_state_dict(model.state_dict())
