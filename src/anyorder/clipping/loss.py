@@ -1579,7 +1579,14 @@ _READS = {getattr(getattr(Tensor, name), "__get__", None) for name in (
     Tensor.retain_grad,
 }  # fmt: skip
 """What gives no tensor, and opens no way into the graph."""
-_SIZES = {Tensor.shape.__get__, Tensor.size, Tensor.numel, Tensor.nelement, Tensor.__len__, torch.numel}
+_SIZES = {
+    getattr(Tensor.shape, "__get__", None),
+    Tensor.size,
+    Tensor.numel,
+    Tensor.nelement,
+    Tensor.__len__,
+    torch.numel,
+}
 """What tells how many numbers a mask chose: that no loss has this number is the caller's word."""
 _TAKES = {Tensor.item, Tensor.tolist}
 
