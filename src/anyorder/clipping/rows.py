@@ -136,15 +136,15 @@ def result_states(call: AtenCall, results: Sequence[Tensor]) -> list[State]:
         worst = worst or NoRule(f"{call.name} of what a mask chose: as many numbers as the mask says", sized=False)
     elif all(s is None for s in call.states) or (call.name in _CONSTANT and not (worst and of_its_shape)):
         return [None] * len(results)
+    lost_here = NoRule(call.name, sized=not call.chooses)
     if worst is not None or call.writes_others:
-        sized = not call.chooses
-        return [worst if isinstance(worst, Coupled) or (worst and sized) else NoRule(call.name, sized)] * len(results)
+        kept = worst is not None and (isinstance(worst, Coupled) or not call.chooses)
+        return [worst if kept else lost_here] * len(results)
     if call.in_place and results[0].shape != call.shape:
         return [NoRule("another shape of the same tensor")] * len(results)
     rule = _RULES.get(call.name) or (_pointwise if call.pointwise else None)
     if rule is None:
         of_total = any(isinstance(s, Total) for s in call.states)
-        lost_here = NoRule(call.name, sized=not call.chooses)
         return [_coupled(f"{call.name} of a sum over the batch") if of_total else lost_here] * len(results)
     made = rule(call, results)
     made = made if isinstance(made, list) else [made] * len(results)
@@ -525,20 +525,17 @@ def _mask_selected(call: AtenCall, results: Sequence[Tensor]) -> State:
 
 def _written_at(call: AtenCall, results: Sequence[Tensor]) -> State:
     """x[..] = number: public numbers at public places, or one number where a mask of the same rows says so."""
-    state, numbers = call.state_of(call.values["self"]), call.values["values"]
-    given = [(i, t, call.state_of(t)) for i, t in enumerate(call.values["indices"]) if t is not None]
+    state, numbers, indices = call.state_of(call.values["self"]), call.values["values"], call.values["indices"]
+    of_indices = [call.state_of(t) for t in indices if t is not None]
     if not isinstance(state, ByRow):
         return NoRule("index_put")
-    others = [s for s in (call.state_of(numbers), *(s for _, _, s in given)) if s is not None]
+    others = [s for s in (call.state_of(numbers), *of_indices) if s is not None]
     if any(not isinstance(s, ByRow) or s.axis != state.axis for s in others):
         return _coupled("numbers written into rows that are of others, or where others say")
-    if call.state_of(numbers) is not None:
-        return NoRule("index_put")
-    if all(of_index is None for _, _, of_index in given):
+    if not others:
         return state
-    ((first, index, of_index),) = given if len(given) == 1 else ((-1, numbers, None),)
-    by_mask = first == 0 == state.dim and of_index == state and index.dtype is torch.bool
-    return state if by_mask and numbers.numel() == 1 else NoRule("index_put")
+    by_mask = state.dim == 0 and len(indices) == 1 and of_indices == [state] and indices[0].dtype is torch.bool
+    return state if by_mask and others == [state] and numbers.numel() == 1 else NoRule("index_put")
 
 
 def _padded(call: AtenCall, results: Sequence[Tensor]) -> State:
