@@ -50,7 +50,7 @@ PRINTED = RESULTS / "printed.jsonl"
 MOST_ONCE = 43
 WRITTEN = {"accuracy", "compared", "experiments", "joint", "references", "scripts"}
 """Pages of docs that commands write from results files, and reports of one experiment each: no guides."""
-GROWING = ("printed.jsonl", "again.jsonl")
+GROWING = ("printed.jsonl", "again.jsonl", "scripts.jsonl")
 """Files whose lines have their own machine and date."""
 KINDS = ("command", "results", "written", "given", "once")
 _NUMBER = re.compile(r"(?<![\w.-])(\d+\.\d+(?!\.?\d)|\d+(?= (?:times|%|ms|ns|seconds?|minutes?|hours?)\b| ?%))")

@@ -36,7 +36,7 @@ def note_engines() -> None:
         ENGINES.append(engine)
         return make_private(engine, *args, **kwargs)
 
-    anyorder.PrivacyEngine.make_private = noted  # type: ignore[method-assign]
+    anyorder.PrivacyEngine.make_private = noted  # type: ignore[assignment, method-assign]
 
 
 def load_torchvision() -> None:
@@ -71,7 +71,7 @@ def main() -> None:
     load_torchvision()
     if "import anyorder" in Path(script).read_text():
         note_engines()
-    register_optimizer_step_post_hook(note_step)  # type: ignore[no-untyped-call]
+    register_optimizer_step_post_hook(note_step)
     sys.argv = [script, *arguments]
     sys.path[0] = str(Path.cwd())
     warnings.simplefilter("ignore")
