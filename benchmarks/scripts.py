@@ -122,7 +122,7 @@ def run(name: str, way: str) -> dict[str, Any]:
             "MPLBACKEND": "agg",
         }
         out = Path(temporary) / "found.json"
-        command = [sys.executable, str(HERE / "corpus" / "_inside.py"), str(out), script.name, *found.ARGS]
+        command = [sys.executable, str(HERE / "corpus" / "_inside.py"), way, str(out), script.name, *found.ARGS]
         try:
             done = subprocess.run(
                 command, cwd=folder, env=environment, timeout=LIMIT, check=False, stdin=subprocess.DEVNULL,

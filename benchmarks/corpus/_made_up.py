@@ -38,3 +38,9 @@ def cora(folder: Path, nodes: int = 200, words: int = 30, classes: int = 7) -> N
     (folder / "cora.content").write_text("".join("\t".join(map(str, row)) + "\n" for row in rows))
     pairs = {(chance.randrange(nodes), chance.randrange(nodes)) for _ in range(3 * nodes)}
     (folder / "cora.cites").write_text("".join(f"{a}\t{b}\n" for a, b in sorted(pairs)))
+
+
+def words(count: int, seed: str) -> list[str]:
+    """Words of two to eight letters."""
+    chance = random.Random(seed)
+    return ["".join(chance.choices("abcdefghij", k=chance.randrange(2, 9))) for _ in range(count)]
