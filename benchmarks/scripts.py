@@ -224,7 +224,7 @@ def main() -> int:
             told = (
                 row.get("error") or f"{row['steps']} steps, {row['step_seconds'] or 0:.4f} s, {row['peak_mib']:.0f} MiB"
             )
-            print(json.dumps(row) if asked.json else f"{name:28} {row['way']:7} {told}")
+            print(json.dumps(row) if asked.json else f"{name:28} {row['way']:7} {told}", flush=True)
         ours = next(row for row in rows if row["way"] == "ours")
         if outcome(ours) != case(name).RESULT:
             wrong += 1

@@ -21,7 +21,8 @@ EDITS = [
         ...
         """,
     ),
-    ("y = transformer(x)", "y = transformer(x).clone()"),
+    ("y = utils.normalize_batch(y)", "y = utils.normalize_batch(y.clone())"),
+    ("x = utils.normalize_batch(x)", "x = utils.normalize_batch(x.clone())"),
 ]
 OPACUS = [
     ("import argparse", "import opacus\n..."),
@@ -35,7 +36,7 @@ OPACUS = [
     ),
 ]
 MODEL = "untouched"
-RESULT, WHY = "runs", "the script writes into what the network returned, so it gets a copy"
+RESULT, WHY = "runs", "the script writes into what the network returned, and into what it was given, so it gets copies"
 
 
 def stand_in(folder: Path) -> None:

@@ -43,4 +43,7 @@ OPACUS = [
     ("param.data.add_", ""),
 ]
 MODEL = "untouched"
-RESULT, WHY = "runs", "data, loader and optimizer had to be written; the script stops at a loss, the private run at a step"
+RESULT, WHY = (
+    "runs",
+    "data, loader and optimizer had to be written; it stops at a step, not at a loss",
+)

@@ -41,7 +41,10 @@ OPACUS = [
     ),
 ]
 MODEL = "changed: BatchNorm became GroupNorm, by `convert`"
-RESULT, WHY = "runs", "pairs are made once, each image in one: the script draws both images of an item from the whole data"
+RESULT, WHY = (
+    "runs",
+    "each image is in one pair: the script draws both images of an item from the whole data",
+)
 
 
 def stand_in(folder: Path) -> None:

@@ -28,7 +28,8 @@ OPACUS = [
         """
         ...
         model, optimizer, training_data_loader = opacus.PrivacyEngine(accountant="rdp").make_private(
-            module=model, optimizer=optimizer, data_loader=training_data_loader, noise_multiplier=1.0, max_grad_norm=1.0)
+            module=model, optimizer=optimizer, data_loader=training_data_loader, noise_multiplier=1.0,
+            max_grad_norm=1.0)
         """,
     ),
     ("torch.save(model,", "torch.save(model.state_dict(), model_out_path)"),

@@ -5,7 +5,11 @@ from pathlib import Path
 REPOSITORY, COMMIT = "https://github.com/pytorch/examples", "77f55b912142e11fcfdf5b530231fb9c52f181e8"
 SCRIPT = "time_sequence_prediction/train.py"
 ARGS = ["--steps", "5"]
-HERE = [("torch.load(", "data = torch.load('traindata.pt', weights_only=False)"), ("future = 1000", "future = 50"), ("plt.savefig", "")]
+HERE = [
+    ("torch.load(", "data = torch.load('traindata.pt', weights_only=False)"),
+    ("future = 1000", "future = 50"),
+    ("plt.savefig", ""),
+]
 LOOP = """
 for input, target in loader:
     optimizer.zero_grad()
@@ -44,7 +48,10 @@ OPACUS = [
     ("optimizer.step(closure)", LOOP),
 ]
 MODEL = "untouched"
-RESULT, WHY = "runs", "Adam takes the place of LBFGS, which asks for many gradients in a step (so plain steps are longer)"
+RESULT, WHY = (
+    "runs",
+    "Adam takes the place of LBFGS, whose steps ask for many gradients",
+)
 
 
 def stand_in(folder: Path) -> None:

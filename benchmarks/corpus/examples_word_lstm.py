@@ -70,7 +70,10 @@ model.init_hidden = model._module.init_hidden
     ("torch.save(model, f)", "torch.save(model._module, f)"),
 ]
 MODEL = "changed: the batch comes first in what it is given and returns, state included"
-RESULT, WHY = "runs", "a state carried into the next batch would join a piece of text with the one before: each begins at zero"
+RESULT, WHY = (
+    "runs",
+    "a state carried into the next batch would join texts: each piece begins at zero",
+)
 
 
 def stand_in(folder: Path) -> None:

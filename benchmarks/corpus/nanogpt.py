@@ -8,7 +8,8 @@ from pathlib import Path
 REPOSITORY, COMMIT = "https://github.com/karpathy/nanoGPT", "3adf61e154c3fe3fca428ad6bc3818b27a3b8291"
 SCRIPT = "train.py"
 ARGS = [
-    "--device=cpu", "--dtype=float32", "--compile=False", "--dataset=made_up", "--n_layer=2", "--n_head=2", "--n_embd=64",
+    "--device=cpu", "--dtype=float32", "--compile=False", "--dataset=made_up", "--n_layer=2", "--n_head=2",
+    "--n_embd=64",
     "--block_size=64", "--batch_size=8", "--gradient_accumulation_steps=2", "--max_iters=9", "--eval_interval=5",
     "--eval_iters=1",
 ]  # fmt: skip
@@ -62,5 +63,7 @@ def stand_in(folder: Path) -> None:
     made.mkdir(parents=True)
     chance = random.Random(0)
     for part, count in (("train", 20000), ("val", 2000)):
-        made.joinpath(f"{part}.bin").write_bytes(struct.pack(f"<{count}H", *(chance.randrange(50) for _ in range(count))))
+        made.joinpath(f"{part}.bin").write_bytes(
+            struct.pack(f"<{count}H", *(chance.randrange(50) for _ in range(count)))
+        )
     made.joinpath("meta.pkl").write_bytes(pickle.dumps({"vocab_size": 50}))

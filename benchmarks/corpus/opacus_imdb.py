@@ -9,7 +9,10 @@ REPOSITORY, COMMIT = "https://github.com/pytorch/opacus", "4d0ebc84613d214fbfd37
 SCRIPT = "examples/imdb.py"
 ARGS = ["--device", "cpu", "-b", "32", "-n", "2", "-j", "0", "--max-sequence-length", "32", "--disable-dp"]
 HERE = [
-    ("raw_dataset = load_dataset(", 'raw_dataset = load_dataset("json", data_files=dict(train="train.json", test="test.json"))'),
+    (
+        "raw_dataset = load_dataset(",
+        'raw_dataset = load_dataset("json", data_files=dict(train="train.json", test="test.json"))',
+    ),
     ("tokenizer = BertTokenizerFast", 'tokenizer = BertTokenizerFast("vocabulary.txt")'),
 ]
 EDITS = [
@@ -28,7 +31,7 @@ EDITS = [
 ]
 OPACUS = [("args = parser.parse_args()", "...\nargs.disable_dp = False")]
 MODEL = "changed: `squeeze` names its dimension"
-RESULT, WHY = "runs", "texts are padded to public lengths; `squeeze()` also drops the dimension of a single example"
+RESULT, WHY = "runs", "padded to public lengths; `squeeze()` drops the dimension of one example"
 
 
 def stand_in(folder: Path) -> None:

@@ -236,8 +236,8 @@ def _cannot_go_back(error: RuntimeError) -> TrainingError:
     told = str(error)
     if "modified by an inplace operation" in told:
         told = (
-            "a parameter, or a tensor that the model was given, was written in place since. Make a new tensor: x = x / 2 "
-            "in place of x /= 2 or x.div_(2)"
+            "a parameter, or a tensor that the model was given, was written in place since. Make a new tensor: "
+            "x = x / 2 in place of x /= 2 or x.div_(2)"
         )
     return TrainingError(f"backward through the private model cannot run: {told}")
 
