@@ -26,6 +26,7 @@ it was. A line `...` of them stands for the script's own line.
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -88,7 +89,7 @@ def package(needed: str) -> Path:
         with tempfile.TemporaryDirectory(dir=folder.parent) as made:
             command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", made, needed]
             subprocess.run(command, check=True, stdout=sys.stderr)
-            shutil.copytree(made, folder)
+            shutil.copytree(made, folder, dirs_exist_ok=True)  # another process may have been as quick
     return folder
 
 
@@ -133,8 +134,15 @@ def run(name: str, way: str) -> dict[str, Any]:
         row |= json.loads(out.read_text()) if out.exists() else {}
     if done.returncode:
         print(done.stdout[-4000:], file=sys.stderr)
-        row["error"] = next((line for line in reversed(done.stdout.splitlines()) if line.strip()), "no message")
+        row["error"] = last_words(done.stdout)
     return row
+
+
+def last_words(output: str) -> str:
+    """The last line that names an exception, else the last line: progress bars may come behind it."""
+    lines = [line for line in re.split(r"[\r\n]+", output) if line.strip()]
+    named = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Exit|Interrupt|Warning): ", line)]
+    return (named or lines or ["no message"])[-1]
 
 
 def outcome(row: dict[str, Any]) -> str:

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from benchmarks.scripts import case, edited, edits, names, outcome, page
+from benchmarks.scripts import case, edited, edits, last_words, names, outcome, page
 
 MOST = 60
 """Letters of an anchor: enough to find a line, too few to be a text of others."""
@@ -61,3 +61,9 @@ def test_the_table_has_ratios_and_counts():
     told, _, _, _, line = page(rows).splitlines()
     assert told.startswith("1 scripts: 1 run privately")
     assert "| proved | 1.5 | 1 | ValueError: no | - | - |" in line
+
+
+def test_the_error_of_a_run_is_not_the_bar_behind_it():
+    assert last_words("x\npackage.errors.PlanError: no\n\r  0%| | 0/8\r 10%| | 1/8") == "package.errors.PlanError: no"
+    assert last_words("Killed\n") == "Killed"
+    assert last_words("") == "no message"
