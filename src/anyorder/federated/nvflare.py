@@ -54,14 +54,14 @@ class PrivateController(Controller):  # type: ignore[misc]
     """Runs the rounds of a `Server` as an NVFlare workflow, in the place of FedAvg.
 
     Each round it sends the task "train" to clients that the plan allows, adds what their `ClientFilter` answers to
-    `Server.open()`, and closes the round when all have answered, or the time is up. **Whoever is asked takes part.** A
-    client that answers with an error, with what is no message, late or not at all counts as zeros, and the ledger has
-    it. So neither what a client's data do to its training nor whether it lives changes who is asked next: that
-    follows from the round's number, the names of the job's clients and the ledger. The mean is over the plan's
+    `Server.open()`, and closes the round when all have answered, or the time is up. **Every client that is asked takes
+    part.** A client that answers with an error, with what is no message, late or not at all counts as zeros, and the
+    ledger has it. So neither what a client's data do to its training nor whether it lives changes who is asked next:
+    that follows from the round's number, the names of the job's clients and the ledger. The mean is over the plan's
     report goal. The controller reads no metric, loss or count of examples, and there is no evaluation on clients.
 
-    After the last round `run.privacy.json` and `model.pt` are in the job's run folder, which NVFlare hands to whoever
-    downloads the job. Keep the server's checkpoint outside that folder: it holds the noise key and who took part.
+    After the last round `run.privacy.json` and `model.pt` are in the job's run folder, which NVFlare hands to anyone
+    who downloads the job. Keep the server's checkpoint outside that folder: it holds the noise key and who took part.
     A job that was aborted is submitted again, and goes on from the checkpoint. A round that was under way is asked for
     again: nothing of it was released.
 
