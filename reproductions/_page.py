@@ -119,10 +119,10 @@ def page(title: str, paper: str, rows: list[Kept]) -> str:
         claims = [row for row in rows if row.claim.verdict in verdicts]
         if claims:
             told = [cells(row, notes) for row in claims]
-            for before, row in reversed([*pairwise(told)]):
-                row["where"] = "" if row["where"] == before["where"] else row["where"]
+            for before, after in reversed([*pairwise(told)]):
+                after["where"] = "" if after["where"] == before["where"] else after["where"]
             head = [name for name in told[0] if name not in LEFT_OUT.get(heading, set())]
-            text += [f"## {heading}\n", *table(head, [[row[name] for name in head] for row in told]), ""]
+            text += [f"## {heading}\n", *table(head, [[one[name] for name in head] for one in told]), ""]
     if notes:
         text += ["## Notes\n", *(f"- **{letter}**: {sentence}" for sentence, letter in notes.items()), ""]
     if numbers:
