@@ -28,8 +28,8 @@ machine, time and versions. A verdict is one of:
 - *undecided*: seeds, spread and task could not tell. The rule is the same for successes and misses;
 - *not tried*, with the reason.
 
-The page of a paper has each claim with the command that runs it again, and numbers of the paper where they are few: the
-results file has all. "3 seeds, ± 0.8 points, least 0.5" is the power of an experiment: the number of seeds, the half
+The page of a paper has each claim with the command that runs it again and prints its numbers. What fails and what is
+undecided has numbers on the page too. "3 seeds, ± 0.8 points, least 0.5" is the power of an experiment: the number of seeds, the half
 width of a 95 % interval, and the least difference that matters. Powers are stated in `reproductions/powers.toml`, with
 how far the task is from the paper's.
 
@@ -41,7 +41,8 @@ how far the task is from the paper's.
 SECTIONS: dict[str, tuple[Verdict, ...]] = {
     "What fails": ("fails", "fails, scaled down"),
     "What is undecided": ("undecided",),
-    "What holds": ("holds", "holds, scaled down"),
+    "What holds, scaled down": ("holds, scaled down",),
+    "What holds": ("holds",),
     "What was not tried": ("not tried",),
 }
 
@@ -90,18 +91,18 @@ def index(titles: dict[str, str], kept: dict[str, list[Kept]]) -> str:
     return "\n".join([INDEX, *lines, ""])
 
 
-SHORT: tuple[Verdict, ...] = ("undecided", "holds", "holds, scaled down")
 LEFT_OUT = {
     "What is undecided": {"they say"},
-    "What holds": {"they say", "why"},
+    "What holds, scaled down": {"they say"},
+    "What holds": {"they say", "we got", "why"},
     "What was not tried": {"they say", "we got", "command"},
 }
-"""Columns that a section goes without: SHORT ones tell of the paper in the column of the claim."""
+"""Columns that a section goes without. What is undecided tells of the paper in the column of the claim."""
 
 
 def page(title: str, paper: str, rows: list[Kept]) -> str:
     """One paper: what fails, what is undecided, what holds, and what was not tried; notes, numbers and plots."""
-    notes = repeated(row.claim.why for row in rows if not row.claim.verdict.startswith("holds"))
+    notes = repeated(row.claim.why for row in rows if row.claim.verdict != "holds")
     numbers = series(rows)
     seeds, least = usual_power(rows)
     usual = (
@@ -203,12 +204,12 @@ def cells(row: Kept, notes: dict[str, str]) -> dict[str, str]:
     """The row of a claim, by column. Where a claim does not fail, of what they say only a few numbers are told."""
     claim = row.claim
     ours, printed = claim.ours, ""
-    if claim.verdict in SHORT and re.search(r"\d\d|\.\d", claim.theirs) and len(claim.theirs.split()) < 12:
+    if claim.verdict == "undecided" and re.search(r"\d\d|\.\d", claim.theirs) and len(claim.theirs.split()) < 12:
         printed = f". Paper: {claim.theirs}"
     if _SERIES.findall(ours):
         ours = "[Numbers](#numbers)"
     marks = power_mark(row) + ("‡" if claim.stored or claim.measured else "")
-    scaled = f" (**{claim.verdict}**)" if "scaled down" in claim.verdict else ""
+    scaled = f" (**{claim.verdict}**)" if claim.verdict == "fails, scaled down" else ""
     said = [sentence.removesuffix(".") for sentence in sentences(claim.why)]
     letters = ", ".join(sorted(notes[one] for one in said if one in notes))
     why = ". ".join([*(one for one in said if one not in notes), *([f"Note {letters}"] if letters else [])])
