@@ -29,9 +29,9 @@ machine, time and versions. A verdict is one of:
 - *not tried*, with the reason.
 
 The page of a paper has each claim with the command that runs it again and prints its numbers. What fails and what is
-undecided has numbers on the page too. "3 seeds, ± 0.8 points, least 0.5" is the power of an experiment: the number of seeds, the half
-width of a 95 % interval, and the least difference that matters. Powers are stated in `reproductions/powers.toml`, with
-how far the task is from the paper's.
+undecided has numbers on the page too. "3 seeds, ± 0.8 points, least 0.5" is the power of an experiment: the number of
+seeds, the half width of a 95 % interval, and the least difference that matters. Powers are stated in
+`reproductions/powers.toml`, with how far the task is from the paper's.
 
 - † The power was stated, or changed, after the runs that it judges.
 - ‡ The command reads runs that are on file. `--fresh` runs them again, except those of another benchmark, whose command
