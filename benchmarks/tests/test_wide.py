@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from benchmarks._report import Row
 from benchmarks.peers.wide_model import Batches, Pairs, losses
 from benchmarks.peers.wide_task import batches
 from benchmarks.wides import page, sparse

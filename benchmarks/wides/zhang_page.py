@@ -52,7 +52,13 @@ def losses(lines: list[Line]) -> Iterable[str]:
     for way, title in TITLES.items():
         normal, small = runs(lines, way), runs(lines, started(way, "small"))
         gap = _spread([line["test"] - line["train"] for line in normal])
-        cells = [_column(normal, "train"), _column(normal, "test"), gap, _column(small, "train"), _column(small, "test")]
+        cells = [
+            _column(normal, "train"),
+            _column(normal, "test"),
+            gap,
+            _column(small, "train"),
+            _column(small, "test"),
+        ]
         yield f"| {title} | {epsilons[way.selector, way.sigma]} | " + " | ".join(cells) + " |"
 
 
