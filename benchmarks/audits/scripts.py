@@ -98,7 +98,7 @@ def page() -> Iterator[str]:
         true = f"{one.true:.4g}"
         if math.isinf(one.true):
             other = seen(script)
-            true = "none" if math.isnan(other) else f"none; in the order that was seen {other:.4g}"
+            true = "none" if math.isnan(other) else f"none (seen {other:.4g})"
         length = f"{one.steps} steps" if script.epochs is None else str(script.epochs)
         claimed = "–" if math.isnan(one.claimed) else f"{one.claimed:.3g}"
         told = script.pattern + (f" ({script.ours})" if script.ours else "")

@@ -64,7 +64,7 @@ def federated(
         float | None,
         typer.Option(help="L2 bound on one user's change of the model. Default: by the data set; 0.3 for your own."),
     ] = None,
-    mechanism: Annotated[str | None, typer.Option(help=_MECHANISM)] = None,
+    mechanism: Annotated[str | None, typer.Option(help=_MECHANISM + " Default: auto.")] = None,
     min_separation: Annotated[
         int | None,
         typer.Option(

@@ -50,7 +50,7 @@ def fit(
     max_participations: Annotated[
         int | None, typer.Option(help="Most steps that one user's rows may be in; later rows are left out. Default: 1.")
     ] = None,
-    mechanism: Annotated[str | None, typer.Option(help=_MECHANISM)] = None,
+    mechanism: Annotated[str | None, typer.Option(help=_MECHANISM + " Default: auto.")] = None,
     regularization: Annotated[
         float | None,
         typer.Option(help="Lambda of the learner. Default: computed from batch, bounds and noise, which are public."),
