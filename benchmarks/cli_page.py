@@ -44,8 +44,8 @@ def reference() -> str:
 
 def _all_commands() -> Iterator[str]:
     shared = _shared()
-    rows = "\n".join(f"| `{name}` | {default} | {meaning} |" for (name, meaning), default in sorted(shared.items()))
-    yield f"### Options of several commands\n\n| option | default | meaning |\n|---|---|---|\n{rows}\n"
+    rows = "\n".join(_line(name, meaning, default) for (name, meaning), default in sorted(shared.items()))
+    yield f"### Options of several commands\n\n{rows}\n"
     group = None
     for name, (panel, _, _) in COMMANDS.items():
         if panel != group:
@@ -84,15 +84,23 @@ def _one(name: str, command: Any, shared: dict[tuple[str, str], str]) -> Iterato
     yield f"#### {name}\n\n{_words(command.help)}\n"
     own = [one for one in options if one.required or _said(one) not in shared]
     rows = [
-        *(f"| `{_metavar(one)}` | {_default(one)} | {_cell(one.help)} |" for one in arguments),
-        *(f"| `{one.opts[-1]}` | {_default(one)} | {_cell(one.help)} |" for one in own),
+        *(_line(_metavar(one), _cell(one.help), _default(one)) for one in arguments),
+        *(_line(one.opts[-1], _cell(one.help), _default(one)) for one in own),
     ]
     if rows:
-        yield "| option | default | meaning |\n|---|---|---|\n" + "\n".join(rows) + "\n"
+        yield "\n".join(rows) + "\n"
     rest = [one for one in options if one not in own and one.opts[-1] != "--json"]  # every command has --json
     others = [f"`{one.opts[-1]}`" + _other_default(one, shared) for one in rest]
     if others:
         yield f"[Shared](#options-of-several-commands): {', '.join(others)}.\n"
+
+
+def _line(name: str, meaning: str, default: str) -> str:
+    """An option in a list: a flag has no value, and most others a default."""
+    if default == "off":
+        return f"- `{name}` (flag): {meaning}"
+    told = {"": "", "needed": " Needed."}.get(default, f" Default: {default}.")
+    return f"- `{name}`: {meaning}{told}"
 
 
 def _other_default(option: Any, shared: dict[tuple[str, str], str]) -> str:
@@ -124,8 +132,8 @@ _SAID = re.compile(r"\s*Default: (.*?)\.?$")  # at the end of a help, where a de
 
 
 def _cell(text: str | None) -> str:
-    """The help without its default, which has a column."""
-    return _plain(_SAID.sub("", " ".join((text or "").split()))).replace("|", "\\|")
+    """The help without its default, which is told in one way for all."""
+    return _plain(_SAID.sub("", " ".join((text or "").split())))
 
 
 def _metavar(argument: Any) -> str:

@@ -122,6 +122,8 @@ def page(title: str, paper: str, rows: list[Kept]) -> str:
             told = [cells(row, notes) for row in claims]
             for before, after in reversed([*pairwise(told)]):
                 after["where"] = "" if after["where"] == before["where"] else after["where"]
+                if after["we got"] == before["we got"] and len(after["we got"]) > 40:
+                    after["we got"] = "as above"
             head = [name for name in told[0] if name not in LEFT_OUT.get(heading, set())]
             text += [f"## {heading}\n", *table(head, [[one[name] for name in head] for one in told]), ""]
     if notes:
