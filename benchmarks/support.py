@@ -229,7 +229,7 @@ def tables() -> Iterator[tuple[str, dict[str, Callable[[str], str]]]]:
 
 
 def text(refusals: list[str]) -> str:
-    """The tables in Markdown, with one row for orders of the same cells; the reasons of refusals are added to the list."""
+    """The tables in Markdown, one row for orders of the same cells; the reasons of refusals are added to the list."""
     parts = []
     for name, columns in tables():
         lines = [f"### {name}", "", f"| order | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
