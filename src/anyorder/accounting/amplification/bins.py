@@ -7,7 +7,7 @@ With K = G / sigma^2 and x ~ N(0, K), the pair of `mixture` has L = mean_j exp(x
 K is replaced by a larger K': one that is nested, whose L is put together from the leaves of a tree up (`bins_nested`),
 or a chain (`bins_fit`), whose L can be followed bin by bin (`bins_chain`). Its constant part is an independent Gaussian
 factor e^(sqrt(c) z - c / 2), for which both expectations are formulas. The least of several K' counts, one of them
-max K 11^T, a single Gaussian: what the bins give if they are known. See docs/accounting.md.
+max K 11^T, a single Gaussian: what the bins give if they are known.
 """
 
 import math
@@ -38,10 +38,11 @@ from anyorder.roots import bisect
 #
 # with d = |i - j|: the Ornstein-Uhlenbeck process on a circle. Given s_0 the others are a bridge, a Markov chain, and
 # the law of (s_j, partial sum) is carried from bin to bin for each s_0. Every law that is put on a grid is spread
-# about its mean, and this can only raise E phi(L) for a convex phi (docs/accounting.md): a partial sum and a factor
+# about its mean, and this can only raise E phi(L) for a convex phi: a partial sum and a factor
 # xi always; a state s of the chain where phi rises too, as what follows is a + sum_i c_i e^(a_i s), 0 <= a_i <= 1,
 # convex in s; and where phi falls e^s is spread about its mean, in which the same is concave. What leaves the grid is
-# counted in full.
+# counted in full: where phi rises, what is below moves to the lowest point, and what is above counts with the mean of
+# L, as (L - t)_+ <= L; where it falls, what is above moves to the highest point, and what is below counts as 1 >= phi.
 
 
 Floats = NDArray[np.float64]
