@@ -350,8 +350,9 @@ class Joining:
         if self.numbers is not None and not all(part.dim() and part.shape[0] == 1 for part in parts):
             got = "another number of rows" if all(part.dim() for part in parts) else "a number without a row"
             raise LoaderError(
-                f"collate_fn, called on one example, must give tensors with one row, of shape (1, ..), got {got}: pad "
-                "an example's parts to one public number, with a mask; transpose in forward (docs/models.md#layouts)"
+                f"collate_fn, called on one example, must give tensors with one row, of shape (1, ..), got {got}: "
+                "stack examples; pad bags with offsets, packed sequences and nodes of graphs to a public number, with a "
+                "mask; transpose in forward (docs/models.md#layouts)"
             )
         if len({(part.dtype, part.dim()) for part in parts}) > 1:
             raise LoaderError("collate_fn gives one example tensors of another dtype, or of more dimensions")

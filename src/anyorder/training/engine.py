@@ -1749,7 +1749,7 @@ class PrivacyEngine:
             self._extra_is_read = True
             warnings.warn(
                 f"the checkpoint had extra={unread}, and nothing read it after the resume, so that a scheduler, say, "
-                "began anew: load engine.extra after make_private, or look at it if it is not needed any more",
+                "began at its start: load engine.extra after make_private, or look at it if it is not needed any more",
                 CheckpointWarning,
                 stacklevel=2,
             )
