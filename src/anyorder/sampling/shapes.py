@@ -351,8 +351,8 @@ class Joining:
             got = "another number of rows" if all(part.dim() for part in parts) else "a number without a row"
             raise LoaderError(
                 f"collate_fn, called on one example, must give tensors with one row, of shape (1, ..), got {got}: "
-                "stack examples; pad bags with offsets, packed sequences and nodes of graphs to a public number, with a "
-                "mask; transpose in forward (docs/models.md#layouts)"
+                "stack examples; pad bags with offsets, packed sequences and nodes of graphs to a public number, with "
+                "a mask; transpose in forward (docs/models.md#layouts)"
             )
         if len({(part.dtype, part.dim()) for part in parts}) > 1:
             raise LoaderError("collate_fn gives one example tensors of another dtype, or of more dimensions")
