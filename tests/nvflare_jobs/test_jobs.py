@@ -93,6 +93,11 @@ def raising(task):
     raise ValueError("loss 0.125 of patient 17")
 
 
+def failed(result):
+    result.set_return_code(ReturnCode.EXECUTION_EXCEPTION)
+    return result
+
+
 def with_data(change):
     """An answer of other data than the filter made."""
 
@@ -110,9 +115,11 @@ NO_MESSAGES = {
     "training returns nothing of use": {"execute": lambda task: Shareable()},
     "no answer": {"answer": lambda result: None},
     "an error": {"answer": lambda result: make_reply(ReturnCode.TASK_ABORTED)},
+    "an error beside a change": {"answer": failed},
     "not even headers": {"answer": lambda result: Hostile()},
     "nothing in it": {"answer": lambda result: Shareable()},
-    "all parameters": {"filters": []},
+    "no filter": {"filters": []},
+    "all parameters": {"answer": lambda result: DXO(DataKind.WEIGHTS, from_shareable(result).data).to_shareable()},
     "NaN": {"answer": with_data(lambda value: value * float("nan"))},
     "integers": {"answer": with_data(lambda value: value.long())},
     "other shapes": {"answer": with_data(lambda value: value[None])},
