@@ -91,13 +91,8 @@ def index(titles: dict[str, str], kept: dict[str, list[Kept]]) -> str:
     return "\n".join([INDEX, *lines, ""])
 
 
-LEFT_OUT = {
-    "What is undecided": {"they say"},
-    "What holds, scaled down": {"they say"},
-    "What holds": {"they say", "we got", "why"},
-    "What was not tried": {"they say", "we got", "command"},
-}
-"""Columns that a section goes without. What is undecided tells of the paper in the column of the claim."""
+LISTED = ("What holds", "What was not tried")
+"""Sections that are lists."""
 
 
 def page(title: str, paper: str, rows: list[Kept]) -> str:
@@ -111,7 +106,7 @@ def page(title: str, paper: str, rows: list[Kept]) -> str:
     text = [
         f"{HIDDEN}# {title}\n",
         (
-            f"`python -m reproductions {paper} COMMAND` runs a claim again, with the command of its row. "
+            f"`python -m reproductions {paper} COMMAND` runs a claim again, with its command. "
             f"`reproductions/results/{paper}.jsonl` has seeds, time, machine and versions. "
             f"[Verdicts, powers, † and ‡](index.md).{usual}\n"
         ),
@@ -120,12 +115,7 @@ def page(title: str, paper: str, rows: list[Kept]) -> str:
         claims = [row for row in rows if row.claim.verdict in verdicts]
         if claims:
             told = [cells(row, notes) for row in claims]
-            for before, after in reversed([*pairwise(told)]):
-                after["where"] = "" if after["where"] == before["where"] else after["where"]
-                if after["we got"] == before["we got"] and len(after["we got"]) > 40:
-                    after["we got"] = "as above"
-            head = [name for name in told[0] if name not in LEFT_OUT.get(heading, set())]
-            text += [f"## {heading}\n", *table(head, [[one[name] for name in head] for one in told]), ""]
+            text += [f"## {heading}\n", *(listed(told) if heading in LISTED else rows_of(told, heading)), ""]
     if notes:
         text += ["## Notes\n", *(f"- **{letter}**: {sentence}" for sentence, letter in notes.items()), ""]
     if numbers:
@@ -144,6 +134,47 @@ def page(title: str, paper: str, rows: list[Kept]) -> str:
     whole = "\n".join(text)
     power = rf"{seeds}, (± [^,|]+), least {re.escape(least)}(?![.]?\d)"
     return re.sub(power, r"\1", whole) if seeds else whole
+
+
+def rows_of(told: list[dict[str, str]], heading: str) -> list[str]:
+    """A table. Only what fails has a column for what they say: the others tell of the paper in that of the claim."""
+    for before, after in reversed([*pairwise(told)]):
+        after["where"] = "" if after["where"] == before["where"] else after["where"]
+        if after["we got"] == before["we got"] and len(after["we got"]) > 40:
+            after["we got"] = "as above"
+    head = [name for name in told[0] if name != "they say" or heading == "What fails"]
+    return table(head, [[one[name] for name in head] for one in told])
+
+
+def listed(told: list[dict[str, str]]) -> list[str]:
+    """An entry for each place and command, with its claims, and the reasons of what was not tried."""
+    entries: dict[tuple[str, str], list[str]] = {}
+    for one in told:
+        name = (one["where"], "" if one["why"] else f" ({one['command']})")
+        entries.setdefault(name, []).extend(said for said in (one["claim"], one["why"]) if said)
+    return [
+        f"- **{where}**{command}: {' '.join(map(sentence, together(said)))}"
+        for (where, command), said in entries.items()
+    ]
+
+
+def sentence(text: str) -> str:
+    """With a capital, unless a symbol is first, and a full stop."""
+    return f"{text[0].upper() if text[:2].isalpha() else text[0]}{text[1:]}."
+
+
+def together(claims: list[str]) -> list[str]:
+    """Neighbours "a: x" and "a: y" as "a: x; y", and "x: a" and "y: a" as "x; y: a"."""
+    made: list[str] = []
+    for claim in claims:
+        last = made[-1] if made else ""
+        if ": " in claim and last.rpartition(": ")[0] == claim.rpartition(": ")[0]:
+            made[-1] = f"{last}; {claim.rpartition(': ')[2]}"
+        elif ": " in claim and last.partition(": ")[2] == claim.partition(": ")[2]:
+            made[-1] = f"{last.partition(': ')[0]}; {claim}"
+        else:
+            made.append(claim)
+    return made
 
 
 def table(head: list[str], rows: list[list[str]]) -> list[str]:
@@ -215,6 +246,7 @@ def cells(row: Kept, notes: dict[str, str]) -> dict[str, str]:
     said = [sentence.removesuffix(".") for sentence in sentences(claim.why)]
     letters = ", ".join(sorted(notes[one] for one in said if one in notes))
     why = ". ".join([*(one for one in said if one not in notes), *([f"Note {letters}"] if letters else [])])
+    why = "" if claim.verdict == "holds" else why
     found = {
         "where": claim.place, "claim": claim.statement + scaled + (f" {marks}" if marks else "") + printed,
         "they say": claim.theirs, "we got": ours, "why": why,
