@@ -16,11 +16,11 @@ class FederatedDataset:
 
 
 '''
-PARTITIONERS = '''
+PARTITIONERS = """
 class IidPartitioner:
     def __init__(self, num_partitions):
         pass
-'''
+"""
 
 
 def _package(folder: Path, made: str) -> None:

@@ -7,7 +7,9 @@ from pathlib import Path
 def ratings(users: int, items: int, of_each: int) -> list[tuple[int, int, int]]:
     """Users, items and ratings from 1 to 5, by user; both are counted from one."""
     chance = random.Random(0)
-    return [(u, i, chance.randint(1, 5)) for u in range(1, users + 1) for i in chance.sample(range(1, items + 1), of_each)]
+    return [
+        (u, i, chance.randint(1, 5)) for u in range(1, users + 1) for i in chance.sample(range(1, items + 1), of_each)
+    ]
 
 
 def movielens(folder: Path) -> None:

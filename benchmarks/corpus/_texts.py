@@ -154,3 +154,8 @@ def complaints(path: Path) -> None:
     made = {"Tweet text": [text(chance) for _ in range(48)], "Label": [i % 3 for i in range(48)]}
     kinds = Features({"Tweet text": Value("string"), "Label": ClassLabel(names=["Unlabeled", "complaint", "none"])})
     Dataset.from_dict(made, features=kinds).to_parquet(path)
+
+
+def alike(chance: random.Random, i: int) -> dict[str, Any]:
+    """Two sentences, and how alike they are."""
+    return {"sentence1": text(chance), "sentence2": text(chance), "score": chance.random()}

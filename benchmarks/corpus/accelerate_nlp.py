@@ -7,7 +7,9 @@ from benchmarks.corpus import _texts
 REPOSITORY, COMMIT = "https://github.com/huggingface/accelerate", "16cb6eb80dd9aa8b4df1a63ef57863e455d53b83"
 SCRIPT = "examples/nlp_example.py"
 ARGS = ["--cpu"]
-HERE = [('config = {"lr": 2e-5, "num_epochs": 3', 'config = {"lr": 2e-5, "num_epochs": 2, "seed": 42, "batch_size": 16}')]
+HERE = [
+    ('config = {"lr": 2e-5, "num_epochs": 3', 'config = {"lr": 2e-5, "num_epochs": 2, "seed": 42, "batch_size": 16}')
+]
 EDITS = [
     ("import evaluate", "...\nimport anyorder as ao"),
     (

@@ -41,4 +41,3 @@ OPACUS = [
 ]
 MODEL = "changed: group normalisation"
 RESULT, WHY = "runs", ""
-

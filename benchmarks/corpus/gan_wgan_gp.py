@@ -45,7 +45,8 @@ OPACUS = [
         """
         ...
         discriminator, optimizer_D, dataloader = opacus.PrivacyEngine().make_private(
-            module=discriminator, optimizer=optimizer_D, data_loader=dataloader, noise_multiplier=1.0, max_grad_norm=1.0)
+            module=discriminator, optimizer=optimizer_D, data_loader=dataloader,
+            noise_multiplier=1.0, max_grad_norm=1.0)
         """,
     ),
 ]

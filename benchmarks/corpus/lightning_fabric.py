@@ -12,7 +12,10 @@ HERE = [("fabric = Fabric()", 'fabric = Fabric(accelerator="cpu")')]
 EDITS = [
     ("import argparse", "...\nimport anyorder as ao"),
     ("= fabric.setup_dataloaders(train_loader", "test_loader = fabric.setup_dataloaders(test_loader)"),
-    ("for batch_idx, (data, target) in enumerate(train_loader)", "...\n    data, target = data.to(fabric.device), target.to(fabric.device)"),
+    (
+        "for batch_idx, (data, target) in enumerate(train_loader)",
+        "...\n    data, target = data.to(fabric.device), target.to(fabric.device)",
+    ),
     (
         "model, optimizer = fabric.setup(model, optimizer)",
         """
@@ -24,7 +27,10 @@ EDITS = [
 OPACUS = [
     ("import argparse", "...\nimport opacus"),
     ("= fabric.setup_dataloaders(train_loader", "test_loader = fabric.setup_dataloaders(test_loader)"),
-    ("for batch_idx, (data, target) in enumerate(train_loader)", "...\n    data, target = data.to(fabric.device), target.to(fabric.device)"),
+    (
+        "for batch_idx, (data, target) in enumerate(train_loader)",
+        "...\n    data, target = data.to(fabric.device), target.to(fabric.device)",
+    ),
     (
         "model, optimizer = fabric.setup(model, optimizer)",
         """

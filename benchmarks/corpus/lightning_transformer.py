@@ -9,12 +9,23 @@ REPOSITORY, COMMIT = "https://github.com/Lightning-AI/pytorch-lightning", "7f0c3
 SCRIPT = "examples/pytorch/basics/transformer.py"
 ARGS: list[str] = []
 HERE = [
-    ("random_split(dataset, [n - 4000, 2000, 2000])", "train_dataset, val_dataset, test_dataset = random_split(dataset, [n - 40, 20, 20])"),
-    ("trainer = L.Trainer(", 'trainer = L.Trainer(gradient_clip_val=0.25, max_epochs=2, accelerator="cpu", logger=False)'),
+    (
+        "random_split(dataset, [n - 4000, 2000, 2000])",
+        "train_dataset, val_dataset, test_dataset = random_split(dataset, [n - 40, 20, 20])",
+    ),
+    (
+        "trainer = L.Trainer(",
+        'trainer = L.Trainer(gradient_clip_val=0.25, max_epochs=2, accelerator="cpu", logger=False)',
+    ),
 ]
 EDITS = [
-    ("import torch.nn.functional as F", "...\nimport anyorder as ao\nfrom anyorder.training.trainers.lightning import PrivacyCallback"),
-    ("class LanguageModel(L.LightningModule)", '''
+    (
+        "import torch.nn.functional as F",
+        "...\nimport anyorder as ao\nfrom anyorder.training.trainers.lightning import PrivacyCallback",
+    ),
+    (
+        "class LanguageModel(L.LightningModule)",
+        """
         class ByRow(Transformer):
             def forward(self, inputs, target, mask=None):
                 words = super().forward(inputs, target, mask)
@@ -22,7 +33,8 @@ EDITS = [
 
 
         ...
-        '''),
+        """,
+    ),
     (
         "def training_step(",
         """
@@ -37,7 +49,9 @@ EDITS = [
     (
         "trainer.fit(model",
         """
-        plan = ao.plan(loader=train_dataloader, epochs=trainer.max_epochs, epsilon=8, delta=1e-5, optimizer=model.configure_optimizers())
+        plan = ao.plan(
+            loader=train_dataloader, epochs=trainer.max_epochs, epsilon=8, delta=1e-5,
+            optimizer=model.configure_optimizers())
         privacy = PrivacyCallback(plan, network="model")
         model, train_dataloader = privacy.make_private(model, train_dataloader)
         trainer.callbacks.append(privacy)

@@ -30,7 +30,7 @@ BY_USER = [
     (
         "python/utils.py",
         "class WarpSampler(object)",
-        '''
+        """
         class Users(torch.utils.data.Dataset):
             def __init__(self, taken, items, longest):
                 self.users, self.taken, self.items, self.longest = list(taken), taken, items, longest
@@ -47,10 +47,10 @@ BY_USER = [
 
 
         ...
-        ''',
+        """,
     ),
 ]
-"""Tensors in the place of arrays, and a loss of each user alone: the script's is a mean over the positions of a batch."""
+"""Tensors for arrays, and a loss of each user alone: the script's is a mean over the positions of a batch."""
 EDITS = [
     *BY_USER,
     ("import argparse", "...\nimport anyorder as ao"),

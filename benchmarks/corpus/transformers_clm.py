@@ -8,7 +8,10 @@ REPOSITORY, COMMIT = _transformers.REPOSITORY, _transformers.COMMIT
 SCRIPT = "examples/pytorch/language-modeling/run_clm_no_trainer.py"
 ARGS = [
     *_transformers.ARGS,
-    "--model_name_or_path", "gpt2", "--block_size", "32",
+    "--model_name_or_path",
+    "gpt2",
+    "--block_size",
+    "32",
 ]
 HERE = [
     *_transformers.HERE,

@@ -8,7 +8,12 @@ REPOSITORY, COMMIT = _transformers.REPOSITORY, _transformers.COMMIT
 SCRIPT = "examples/pytorch/language-modeling/run_mlm_no_trainer.py"
 ARGS = [
     *_transformers.ARGS,
-    "--model_name_or_path", "bert", "--max_seq_length", "32", "--line_by_line", "true",
+    "--model_name_or_path",
+    "bert",
+    "--max_seq_length",
+    "32",
+    "--line_by_line",
+    "true",
 ]
 HERE = [
     *_transformers.HERE,

@@ -1,5 +1,6 @@
 """A BERT that tells a class of each word."""
 
+import random
 from pathlib import Path
 
 from benchmarks.corpus import _texts, _transformers
@@ -8,7 +9,8 @@ REPOSITORY, COMMIT = _transformers.REPOSITORY, _transformers.COMMIT
 SCRIPT = "examples/pytorch/token-classification/run_ner_no_trainer.py"
 ARGS = [
     *_transformers.ARGS,
-    "--model_name_or_path", "bert",
+    "--model_name_or_path",
+    "bert",
 ]
 HERE = [
     *_transformers.HERE,
@@ -22,7 +24,7 @@ RESULT, WHY = "runs", ""
 
 
 def stand_in(folder: Path) -> None:
-    def row(chance, i):  # type: ignore[no-untyped-def]
+    def row(chance: random.Random, i: int) -> dict[str, object]:
         words = _texts.text(chance).split()
         return {"tokens": words, "ner_tags": chance.choices(["O", "B-PER", "I-PER"], k=len(words))}
 

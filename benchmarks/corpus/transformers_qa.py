@@ -62,5 +62,7 @@ def stand_in(folder: Path) -> None:
             context = _texts.text(chance, 8, 30)
             answer = context.split()[3]
             answers = {"text": [answer], "answer_start": [context.index(answer)]}
-            asked.append({"id": f"{i:024x}", "question": _texts.text(chance, 3, 5), "context": context, "answers": answers})
+            asked.append(
+                {"id": f"{i:024x}", "question": _texts.text(chance, 3, 5), "context": context, "answers": answers}
+            )
         (folder / name).write_text(json.dumps({"data": asked}))

@@ -1,5 +1,6 @@
 """A BERT that chooses one of four ends: four texts are an example."""
 
+import random
 from pathlib import Path
 
 from benchmarks.corpus import _texts, _transformers
@@ -8,7 +9,8 @@ REPOSITORY, COMMIT = _transformers.REPOSITORY, _transformers.COMMIT
 SCRIPT = "examples/pytorch/multiple-choice/run_swag_no_trainer.py"
 ARGS = [
     *_transformers.ARGS,
-    "--model_name_or_path", "bert",
+    "--model_name_or_path",
+    "bert",
 ]
 HERE = [
     _transformers.HERE[0],
@@ -29,7 +31,7 @@ def stand_in(folder: Path) -> None:
     _texts.bert(folder / "bert")
     _texts.metrics(folder)
 
-    def row(chance, i):  # type: ignore[no-untyped-def]
+    def row(chance: random.Random, i: int) -> dict[str, object]:
         ends = {f"ending{k}": _texts.text(chance) for k in range(4)}
         return {"sent1": _texts.text(chance), "sent2": _texts.text(chance, 1, 3), "label": i % 4, **ends}
 

@@ -28,6 +28,7 @@ EDITS = [
         vit, optim, dataloader = ao.PrivacyEngine(plan).make_private(vit, optim, dataloader)
         """,
     ),
+    ("logits, decorr_aux_loss = vit(images)", "...\ndecorr_aux_loss = decorr_aux_loss.mean()"),
 ]
 OPACUS = [
     ("import torch.nn.functional as F", "...\nimport opacus"),
@@ -41,10 +42,11 @@ OPACUS = [
     ),
 ]
 MODEL = "untouched"
-RESULT, WHY = "refused", ""
+RESULT, WHY = "runs", "Its loss of tokens is one number for each example, as the model runs on each alone."
 
 
 def stand_in(folder: Path) -> None:
     (folder / "wandb.py").write_text(
-        "from types import SimpleNamespace\n\nrun = SimpleNamespace()\n\n\ndef init(**settings):\n    pass\n\n\nlog = print\n"
+        "from types import SimpleNamespace\n\nrun = SimpleNamespace()\n\n\ndef init(**settings):\n    pass\n\n\n"
+        "log = print\n"
     )
