@@ -50,13 +50,13 @@ PRINTED = RESULTS / "printed.jsonl"
 MOST_ONCE = 43
 WRITTEN = {"accuracy", "compared", "experiments", "joint", "references", "scripts"}
 """Pages of docs that commands write from results files, and reports of one experiment each: no guides."""
-GROWING = ("printed.jsonl", "again.jsonl")
+GROWING = ("printed.jsonl", "again.jsonl", "scripts.jsonl")
 """Files whose lines have their own machine and date."""
 KINDS = ("command", "results", "written", "given", "once")
 _NUMBER = re.compile(r"(?<![\w.-])(\d+\.\d+(?!\.?\d)|\d+(?= (?:times|%|ms|ns|seconds?|minutes?|hours?)\b| ?%))")
 _NO_TEXT = re.compile(
     r"`[^`]*`|\]\([^)]*\)|https?://\S+|<!--.*?-->|arXiv [\d.]+|"
-    r"(?:Python|version|Flower|Opacus|glibc|GCC|Theorem|Definition|Lemma|Proposition|Section|section) [\d.]+"
+    r"(?:Python|version|Flower|NVFlare|Opacus|glibc|GCC|Theorem|Definition|Lemma|Proposition|Section|section) [\d.]+"
 )
 _VALUE = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 

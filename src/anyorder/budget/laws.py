@@ -367,8 +367,8 @@ def _set(law: Any, **values: Any) -> None:
 #     r_search(a) <= r(a) + ln(E K) / (a - 1) + E K delta(ln(a / (a - 1)))                          Poisson
 #
 # delta(.) is the privacy profile of one run. r_search is that of what is shown: an empty search of Poisson's law,
-# which is as likely whatever the data, adds nothing to delta at any epsilon >= 0, and is left out. docs/tuning.md
-# proves both.
+# which is as likely whatever the data, adds nothing to delta at any epsilon >= 0, and is left out. The last
+# term for Poisson: w' <= e^t w + delta(t), below, at e^t = a / (a - 1).
 
 
 _RENYI_UP = 1 + 1e-9
@@ -442,12 +442,16 @@ def _sampled(curve: Sampled, orders: Floats) -> Floats:
 #
 #     the search shows  A(dy) = Q(dy) weight(w(y)),  and for a neighbour  A'(dy) = Q'(dy) weight(w'(y)).
 #
-# w' is at most G(w), the most that a set of chance w can have under Q'. So, for any run with profile delta(.),
+# The best of k runs is at y with k Q(dy) (1 - w)^(k-1), ties decided at random. w' is at most G(w), the most that a set
+# of chance w can have under Q': the least of e^t w + delta(t), 1 - e^-t (1 - w - delta(t)) and 1. So with
+# x = e^eps dQ'/dQ, delta_search(eps) <= E_Q B(x), B(x) = max over w of (weight(w) - x weight(G(w)))_+, as weight falls.
+# B is convex and piecewise linear, each piece a hockey stick: for any run with profile delta(.),
 #
 #     delta_search(eps) <= sum over k of (h_k - h_(k-1)) delta(eps - ln slope_k)
 #
 # with (c_k, h_k) the corners of the concave hull of the points (weight(G(w)), weight(w)), 0 <= w <= 1, from (0, 0) up,
-# and slope_k of its edges. docs/tuning.md proves it, and that no Rényi bound of the same shape is below it.
+# and slope_k of its edges; delta(t) = 1 - e^t (1 - delta(-t)) where t < 0. It is nearly tight: let a Gaussian run rank
+# its outputs below some a first, those above some b second, and the rest last.
 
 
 _BOUNDS = ("least", "profile", "renyi")
@@ -492,8 +496,8 @@ def search_epsilon(law: Law, curve: Curve, delta: float, bound: str = "least") -
     function of it and of public data; ties are broken at random, or by which came first. `Fixed` shows every run, and
     is the composition of the runs; any score may then choose among them.
 
-    Valid for every mechanism with this curve, both directions of neighbours. docs/tuning.md shows a mechanism that
-    comes near. Neighbours and unit are those of the curve.
+    Valid for every mechanism with this curve, both directions of neighbours. The comment above names a
+    mechanism that comes near. Neighbours and unit are those of the curve.
 
     Args:
         law: of the number of runs.

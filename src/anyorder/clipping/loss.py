@@ -838,6 +838,7 @@ class _Tape:
                 "Make it a parameter of the model, before make_private, or let it need no gradient"
             )
         kept = self._judge(loss, gradient)
+        self.roots = list(itertools.filterfalse(attrgetter("port"), self.roots))  # outputs may go: logits are large
         self.allowed = True
         try:
             result = Tensor.backward(loss, *args, **kwargs)  # type: ignore[no-untyped-call]

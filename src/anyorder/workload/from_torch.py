@@ -38,9 +38,9 @@ def from_optimizer(optimizer: Any, scheduler: Any, n: int) -> Workload:
     adam = type(optimizer) in (torch.optim.Adam, torch.optim.AdamW)
     if not adam and type(optimizer) is not torch.optim.SGD:
         raise ArgumentError(
-            f"optimizer must be torch.optim.SGD, Adam or AdamW, got {type(optimizer).__name__}; for any other, plan "
-            "with prefix_sum(n), or with ao.SGD(momentum=..) where it averages gradients: what it does with private "
-            "gradients is post-processing"
+            f"optimizer must be torch.optim.SGD, Adam or AdamW, got {type(optimizer).__name__}; for any other, leave "
+            "optimizer= out when you plan, or give ao.SGD(momentum=..) where it averages gradients: what it does with "
+            "private gradients is post-processing"
         )
     if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
         raise ArgumentError("scheduler must not depend on the loss, got ReduceLROnPlateau; use a schedule of the step")
