@@ -26,6 +26,7 @@ it was. A line `...` of them stands for the script's own line.
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -88,7 +89,7 @@ def package(needed: str) -> Path:
         with tempfile.TemporaryDirectory(dir=folder.parent) as made:
             command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", made, needed]
             subprocess.run(command, check=True, stdout=sys.stderr)
-            shutil.copytree(made, folder)
+            shutil.copytree(made, folder, dirs_exist_ok=True)
     return folder
 
 
@@ -133,8 +134,15 @@ def run(name: str, way: str) -> dict[str, Any]:
         row |= json.loads(out.read_text()) if out.exists() else {}
     if done.returncode:
         print(done.stdout[-4000:], file=sys.stderr)
-        row["error"] = next((line for line in reversed(done.stdout.splitlines()) if line.strip()), "no message")
+        row["error"] = error_of(done.stdout)
     return row
+
+
+def error_of(told: str) -> str:
+    """The line of an exception, the last one: progress bars may come behind it."""
+    lines = [line for line in told.splitlines() if line.strip()]
+    named = [line for line in lines if re.match(r"[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt)\b", line)]
+    return (named or lines or ["no message"])[-1]
 
 
 def outcome(row: dict[str, Any]) -> str:

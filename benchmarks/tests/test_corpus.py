@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from benchmarks.scripts import case, edited, edits, names, outcome, page
+from benchmarks.scripts import case, edited, edits, error_of, names, outcome, page
 
 MOST = 60
 """Letters of an anchor: enough to find a line, too few to be a text of others."""
@@ -61,3 +61,10 @@ def test_the_table_has_ratios_and_counts():
     told, _, _, _, line = page(rows).splitlines()
     assert told.startswith("1 scripts: 1 run privately")
     assert "| proved | 1.5 | 1 | ValueError: no | - | - |" in line
+
+
+def test_an_error_is_found_in_front_of_a_progress_bar():
+    told = "ValueError: first\n\nanyorder.errors.ModelError: no rows\n  0%|          | 0/8 [00:00<?, ?it/s]\n"
+    assert error_of(told) == "anyorder.errors.ModelError: no rows"
+    assert error_of("killed\n") == "killed"
+    assert error_of("") == "no message"

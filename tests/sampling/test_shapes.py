@@ -269,3 +269,30 @@ def test_labels_of_a_tuple_that_are_filled_with_a_class_are_warned_of(pad_value,
         shapes.warn_of_zeros((torch.zeros(2, 8, dtype=torch.long), torch.zeros(2, dtype=torch.long)))
         shapes.warn_of_zeros((torch.zeros(2, 8, dtype=torch.long), torch.zeros(2, 8)))
     assert [str(one.message)[:13] for one in told] == ["whole numbers"] * warned
+
+
+class Graphs:
+    """A batch whose attributes stand in a store, as those of PyG's do."""
+
+    def __init__(self, x, y):
+        vars(self)["store"] = {"x": x, "y": y}
+
+    def __getattr__(self, name):
+        if name not in vars(self).get("store", ()):
+            raise AttributeError(name)
+        return vars(self)["store"][name]
+
+    def __setattr__(self, name, value):
+        vars(self)["store"][name] = value
+
+
+def test_a_batch_that_puts_attributes_elsewhere_has_the_rows_of_all():
+    """Set as an attribute, the joined rows went into the store's store, and the batch was the first example alone."""
+
+    def joined(rows):
+        return Graphs(torch.stack([x for x, _ in rows]), torch.stack([y for _, y in rows]))
+
+    rows = [(torch.full((3,), float(i)), torch.tensor(i)) for i in range(6)]
+    batch = CollatedAlone(joined, None)(rows)
+    assert batch.y.tolist() == list(range(6))
+    assert batch.x[:, 0].tolist() == list(range(6))

@@ -398,11 +398,10 @@ def _rebuilt(first: Any, keys: list[Any], values: list[Any]) -> Any:
     if dataclasses.is_dataclass(first) and not isinstance(first, Mapping):
         return dataclasses.replace(first, **dict(zip(keys, values, strict=True)))  # type: ignore[type-var]
     made = copy.copy(first)
+    # Written where `_fields` read it: a `__setattr__` of the class may put it elsewhere, as that of PyG's graphs does.
+    fields = made if isinstance(first, Mapping) else vars(made)
     for key, value in zip(keys, values, strict=True):
-        if isinstance(first, Mapping):
-            made[key] = value
-        else:
-            setattr(made, key, value)
+        fields[key] = value
     return made
 
 
