@@ -3,7 +3,7 @@
 from benchmarks import compared
 
 
-def test_a_column_for_each_peer():
+def test_a_column_for_each_peer() -> None:
     own: list[dict[str, object]] = [
         {"name": "MLP, step; peer: hooks (target 3: met)", "ours": 1.0, "peer": 2.0, "unit": "ms"},
         {"name": "MLP, step; peer: opake", "ours": 1.0, "peer": 3.0, "unit": "ms"},
