@@ -1,6 +1,6 @@
 """Bounds on the regret and the risk of `Learner`, for any strategy, and the regularization that makes them small.
 
-The proofs are in docs/regret.md; [K21] is Kairouz et al. 2021, sections 5 and C.
+The proof stands above `_Problem`; docs/regret.md has more. [K21] is Kairouz et al. 2021, sections 5 and C.
 """
 
 from collections.abc import Callable
@@ -204,6 +204,28 @@ def usual_regularization(plan: Plan, norm: float, *, spread: float, curvature: f
 
 
 # -- the terms -------------------------------------------------------------------------------------------------------
+#
+# The sum of the gradients of batch t at theta_t is g_t, ||g_t|| <= m_t L. The learner plays theta_{t+1} = argmin of
+# <g_1 + .. + g_t + b_t, theta> + lambda/2 ||theta||^2 + t m r(theta), r(theta) = l1 ||theta||_1 + l2/2 ||theta||^2.
+# b_t is the noise in prefix sum t, b_0 = 0; w_t is what it would have played without noise.
+#
+# 1. Losses are convex, so regret is at most sum <g_t, w_t - theta*> + sum <g_t, theta_t - w_t>.
+#
+# 2. Learning. Let F_t be the lambda_t-strongly convex objective that w_t minimises. With D = w_{t+1} - w_t,
+#
+#     F_t(w_t) + <g_t, w_t> - F_{t+1}(w_{t+1})  <=  -<g_t, D> - lambda_t/2 ||D||^2 - m r(w_{t+1})
+#                                               <=  ||g_t||^2 / 2 lambda_t
+#
+# Summed over t, and with F_{n+1}(w_{n+1}) <= F_{n+1}(theta*), that is
+#
+#     sum <g_t, w_t - theta*>  <=  sum m_t^2 L^2 / 2 lambda_t + lambda/2 ||theta*||^2 + n r(theta*)
+#
+# 3. Noise. Two lambda_t-strongly convex objectives that differ by <b, theta> have minima at most ||b|| / lambda_t
+# apart: <g_t, theta_t - w_t> <= m_t L ||b_{t-1}|| / lambda_t. The norm of b_t is a function of the normals in Z,
+# Lipschitz with constant s_t; so is the weighted sum of all norms, with the sum of the weighted s_t; and
+# E||b_t|| <= s_t sqrt d. By concentration, but for a probability of beta,
+#
+#     sum c_t ||b_t||  <=  (sum c_t s_t) (sqrt d + sqrt(2 ln(1/beta)))                                         QED
 
 
 @dataclass(frozen=True)
