@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict
-from itertools import pairwise
 from pathlib import Path
 from typing import get_args
 
@@ -91,10 +90,6 @@ def index(titles: dict[str, str], kept: dict[str, list[Kept]]) -> str:
     return "\n".join([INDEX, *lines, ""])
 
 
-LISTED = ("What holds", "What was not tried")
-"""Sections that are lists."""
-
-
 def page(title: str, paper: str, rows: list[Kept]) -> str:
     """One paper: what fails, what is undecided, what holds, and what was not tried; notes, numbers and plots."""
     notes = repeated(row.claim.why for row in rows if row.claim.verdict != "holds")
@@ -115,9 +110,12 @@ def page(title: str, paper: str, rows: list[Kept]) -> str:
         claims = [row for row in rows if row.claim.verdict in verdicts]
         if claims:
             told = [cells(row, notes) for row in claims]
-            text += [f"## {heading}\n", *(listed(told) if heading in LISTED else rows_of(told, heading)), ""]
+            if heading == "What fails":
+                text += [f"## {heading}\n", *table(list(told[0]), [list(one.values()) for one in told]), ""]
+            else:
+                text += [f"## {heading}\n", *(measured if told[0]["we got"] and told[0]["why"] else listed)(told), ""]
     if notes:
-        text += ["## Notes\n", *(f"- **{letter}**: {sentence}" for sentence, letter in notes.items()), ""]
+        text += ["## Notes\n", *(f"- **{letter}**: {said}" for said, letter in notes.items()), ""]
     if numbers:
         text += [
             "## Numbers\n",
@@ -136,14 +134,20 @@ def page(title: str, paper: str, rows: list[Kept]) -> str:
     return re.sub(power, r"\1", whole) if seeds else whole
 
 
-def rows_of(told: list[dict[str, str]], heading: str) -> list[str]:
-    """A table. Only what fails has a column for what they say: the others tell of the paper in that of the claim."""
-    for before, after in reversed([*pairwise(told)]):
-        after["where"] = "" if after["where"] == before["where"] else after["where"]
-        if after["we got"] == before["we got"] and len(after["we got"]) > 40:
-            after["we got"] = "as above"
-    head = [name for name in told[0] if name != "they say" or heading == "What fails"]
-    return table(head, [[one[name] for name in head] for one in told])
+def measured(told: list[dict[str, str]]) -> list[str]:
+    """An entry for each place and command, with its claims: what came out here, and the reason of the verdict."""
+    entries: dict[str, list[str]] = {}
+    last: dict[str, str] = {}
+    for one in told:
+        place, ours = f"- **{one['where']}** ({one['command']}):", one["we got"]
+        ours = "the same as above" if ours == last.get(place) and len(ours) > 40 else ours
+        last[place] = one["we got"]
+        claims = entries.setdefault(place, [])
+        claims.append(f"{sentence(one['claim'])} Here: {ours}. {sentence(one['why'])}")
+    lines = []
+    for place, claims in entries.items():
+        lines += [f"{place} {claims[0]}"] if len(claims) == 1 else [place, *(f"    - {claim}" for claim in claims)]
+    return lines
 
 
 def listed(told: list[dict[str, str]]) -> list[str]:
@@ -240,7 +244,7 @@ def cells(row: Kept, notes: dict[str, str]) -> dict[str, str]:
     if claim.verdict == "undecided" and re.search(r"\d\d|\.\d", claim.theirs) and len(claim.theirs.split()) < 12:
         printed = f". Paper: {claim.theirs}"
     if _SERIES.findall(ours):
-        ours = "[Numbers](#numbers)"
+        ours = "[these numbers](#numbers)"
     marks = power_mark(row) + ("‡" if claim.stored or claim.measured else "")
     scaled = f" (**{claim.verdict}**)" if claim.verdict == "fails, scaled down" else ""
     said = [sentence.removesuffix(".") for sentence in sentences(claim.why)]

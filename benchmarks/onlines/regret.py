@@ -303,6 +303,8 @@ def tables() -> Iterator[tuple[str, str, list[str]]]:
     head = ["| | " + " | ".join(f"{multiple:g}" for multiple in MULTIPLES) + " |", "|---" * (len(MULTIPLES) + 1) + "|"]
     body = [f"| {m} | " + " | ".join(f"{regret:.4f}" for _, regret in _by_multiple(m)) + " |" for m in ("tree", "blt")]
     yield "compared.md", "multiples", head + body
-    lines = ["| mechanism | n | d | two sums | `Learner` |", "|---|---|---|---|---|"]
-    lines += [f"| {m} | {n} | {d} | {ours:.4f} | {peer:.4f} |" for m, n, d, ours, peer in _pairs()]
+    pairs = list(_pairs())
+    longest = max(n for _, n, *_ in pairs)
+    lines = ["| mechanism | d | two sums | `Learner` |", "|---|---|---|---|"]
+    lines += [f"| {m} | {d} | {ours:.4f} | {peer:.4f} |" for m, n, d, ours, peer in pairs if n == longest]
     yield "compared.md", "squares", lines

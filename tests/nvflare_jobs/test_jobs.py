@@ -164,6 +164,16 @@ def test_an_answer_that_comes_twice_is_added_once(tmp_path):
     assert torch.equal(weights(own.model), reference(TURNS))
 
 
+def test_a_round_does_not_end_early_for_clients_who_are_out_of_reach(tmp_path):
+    """Else another's answer, which comes late, counts or not by how long one client trains."""
+    from nvflare.apis.impl.wf_comm_server import WFCommServer
+
+    name = "get_client_disconnect_time"  # asked by what ends rounds early
+    assert name in WFCommServer._get_task_dead_clients.__code__.co_names
+    job = run(tmp_path, server(plan(1)))
+    assert getattr(job, name)("site-1") is None
+
+
 # -- who is asked -----------------------------------------------------------------------------------------------------
 
 
@@ -185,10 +195,12 @@ def test_an_aborted_job_releases_nothing_of_the_round_and_goes_on_when_submitted
     def made():
         return server(plan(), checkpoint=tmp_path / "run.checkpoint")
 
-    first = Job(tmp_path, *map(Site, FOUR), abort=3).run(made)
+    folder = tmp_path / "job"
+    folder.mkdir()
+    first = Job(folder, *map(Site, FOUR), abort=3).run(made)
     assert len(first.asked) == 3
-    assert not (tmp_path / "run.privacy.json").exists()
-    again = run(tmp_path, made)
+    assert not (folder / "run.privacy.json").exists()
+    again = run(folder, made)
     assert again.asked == TURNS[2:]
     own = made()
     assert who(own) == TURNS
@@ -210,6 +222,9 @@ def test_what_does_not_fit_is_refused_before_a_round(tmp_path):
     refused(ArgumentError, "cohort", server(plan()), *sites, cohort=1)
     refused(ArgumentError, "must make an anyorder.federated.Server, got Sequential", network, *sites)
     refused(TrainingError, "has no clients", server(plan()))
+    inside = tmp_path / "app_server" / "custom"
+    inside.mkdir(parents=True)
+    refused(ArgumentError, "outside of the job", server(plan(), checkpoint=inside / "run.checkpoint"), *sites)
     for wrong in ("made_server", 7, None):
         with pytest.raises(ArgumentError, match="module:function"):
             PrivateController(wrong)

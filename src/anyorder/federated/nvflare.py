@@ -33,6 +33,7 @@ from nvflare.apis.filter import Filter  # noqa: E402
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode  # noqa: E402
 from nvflare.apis.impl.controller import Controller, Task  # noqa: E402
 from nvflare.app_common.app_constant import AppConstants  # noqa: E402
+from nvflare.security.logging import secure_format_traceback  # noqa: E402
 
 from anyorder.federated.server import Server, clip_message  # noqa: E402
 
@@ -57,13 +58,15 @@ class PrivateController(Controller):  # type: ignore[misc]
     `Server.open()`, and closes the round when all have answered, or the time is up. **Every client that is asked takes
     part.** A client that answers with an error, with what is no message, late or not at all counts as zeros, and the
     ledger has it. So neither what a client's data do to its training nor whether it lives changes who is asked next:
-    that follows from the round's number, the names of the job's clients and the ledger. The mean is over the plan's
-    report goal. The controller reads no metric, loss or count of examples, and there is no evaluation on clients.
+    that follows from the round's number, the names of the job's clients and the ledger. A round begins when all of the
+    one before have answered, so **epsilon assumes that whether a client can answer in time does not depend on when its
+    round begins**. The mean is over the plan's report goal. The controller reads no metric, loss or count of examples,
+    and there is no evaluation on clients.
 
     After the last round `run.privacy.json` and `model.pt` are in the job's run folder, which NVFlare hands to anyone
-    who downloads the job. Keep the server's checkpoint outside that folder: it holds the noise key and who took part.
-    A job that was aborted is submitted again, and goes on from the checkpoint. A round that was under way is asked for
-    again: nothing of it was released.
+    who downloads the job. The server's checkpoint, which holds the noise key and who took part, is refused there. A job
+    that was aborted is submitted again, and goes on from the checkpoint. A round that was under way is asked for again:
+    nothing of it was released.
 
     Args:
         server: makes the `Server`: a function without arguments, or "module:function", which is what a job's
@@ -72,7 +75,8 @@ class PrivateController(Controller):  # type: ignore[misc]
         timeout: seconds that a round waits for answers: longer than any client's training takes, whatever its data.
     Raises: in the job, before its first round: PlanError for neighbours `add-or-remove`, because without one client a
         cohort of fixed size asks somebody else, and for plans that trust something to the devices; ArgumentError
-        where `server` makes no Server; TrainingError for a job without clients.
+        where `server` makes no Server, or one whose checkpoint is in the job's folder; TrainingError for a job without
+        clients.
     Cost: memory of one message at a time.
     """
 
@@ -96,7 +100,12 @@ class PrivateController(Controller):  # type: ignore[misc]
     def control_flow(self, abort_signal: "Signal", fl_ctx: "FLContext") -> None:
         """Take the rounds that are left, and write what may be shown."""
         server = self._made()
+        # NVFlare would end a round early once all who are still awaited are out of reach a minute: then how long one
+        # client trains decides whether another's answer counts.
+        self.communicator.get_client_disconnect_time = lambda name: None
         try:
+            folder = Path(fl_ctx.get_engine().get_workspace().get_run_dir(fl_ctx.get_job_id()))
+            _check_place(server._path, folder)
             # Looked up once: whom NVFlare drops later, it drops for what its process did.
             clients = sorted(client.name for client in fl_ctx.get_engine().get_clients())
             if not clients:
@@ -104,7 +113,6 @@ class PrivateController(Controller):  # type: ignore[misc]
             while server.step < server.plan.n and not abort_signal.triggered:
                 self._round(server, clients, abort_signal, fl_ctx)
             if server.step == server.plan.n:
-                folder = Path(fl_ctx.get_engine().get_workspace().get_run_dir(fl_ctx.get_job_id()))
                 server.certificate().save(folder / "run.privacy.json")
                 torch.save(_shared(server), folder / "model.pt")
         finally:
@@ -156,6 +164,15 @@ class PrivateController(Controller):  # type: ignore[misc]
         first = server.step * cohort % len(clients)
         turn = clients[first:] + clients[:first]
         return [name for name, may in zip(turn, server.eligible(turn), strict=True) if may][:cohort]
+
+
+def _check_place(checkpoint: Path | None, folder: Path) -> None:
+    """Refuse a checkpoint among the files of a job: NVFlare hands them out, and each submission has others."""
+    if checkpoint is not None and checkpoint.resolve().is_relative_to(folder.resolve()):
+        raise ArgumentError(
+            f"the checkpoint must lie outside of the job's folder, got {str(checkpoint)!r}: it holds the noise key, "
+            "NVFlare hands that folder out with the job, and a job that is submitted again has another one"
+        )
 
 
 def _received(opened: Any, client_task: Any, fl_ctx: "FLContext") -> None:
@@ -220,6 +237,7 @@ class ClientFilter(Filter):  # type: ignore[misc]
     def handle_event(self, event_type: str, fl_ctx: "FLContext") -> None:
         """Keep what the server sent, which training may write into."""
         if event_type == EventType.BEFORE_TASK_EXECUTION:
+            fl_ctx.set_prop(_SENT, None, private=True, sticky=False)
             sent = _sent(fl_ctx.get_prop(FLContextKey.TASK_DATA))
             fl_ctx.set_prop(_SENT, sent, private=True, sticky=False)
 
@@ -235,7 +253,7 @@ class ClientFilter(Filter):  # type: ignore[misc]
         try:
             change = _change(shareable, before)
         except Exception:
-            _log.exception("training on this client failed; its message is zero, and the server is not told why")
+            _log.error("training on this client failed; its message is zero. %s", secure_format_traceback())
             change = {name: torch.zeros_like(value) for name, value in before.items()}
         message = {name: value.numpy() for name, value in clip_message(change, clip_norm).items()}
         return DXO(DataKind.WEIGHT_DIFF, message).to_shareable()

@@ -229,6 +229,7 @@ class LeastSquares(OnePass):
     composition, for any strategy, and how the budget is split between them can be chosen. a and b are those for which
     the mean of ||b_t - B_t theta||^2, the noise in half the gradient, is least at ||theta|| = radius:
 
+        E ||b_t - B_t theta||^2  =  noise^2 ( features / a^2 + (features + 1) / 2 ||theta||^2 / b^2 )
         a^2 L^2 Y^2 : b^2 L^4  =  sqrt(features) Y : sqrt((features + 1) / 2) L radius
 
     W_t has the noise of its upper triangle in both triangles: it is symmetric, with noise of std tau on the diagonal

@@ -69,8 +69,7 @@ from anyorder.roots import bisect
 # about its mean, and this can only raise E phi(L) for a convex phi: a partial sum and a factor
 # xi always; a state s of the chain where phi rises too, as what follows is a + sum_i c_i e^(a_i s), 0 <= a_i <= 1,
 # convex in s; and where phi falls e^s is spread about its mean, in which the same is concave. What leaves the grid is
-# counted in full: where phi rises, what is below moves to the lowest point, and what is above counts with the mean of
-# L, as (L - t)_+ <= L; where it falls, what is above moves to the highest point, and what is below counts as 1 >= phi.
+# counted in full.
 
 
 Floats = NDArray[np.float64]
