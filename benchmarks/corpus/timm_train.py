@@ -19,7 +19,8 @@ EDITS = [
         "# optionally resume from a checkpoint",
         """
         plan = ao.plan(loader=loader_train, epochs=args.epochs, epsilon=8, delta=1e-5, optimizer=optimizer)
-        task.trainable_module, optimizer, loader_train = ao.PrivacyEngine(plan).make_private(model, optimizer, loader_train)
+        engine = ao.PrivacyEngine(plan)
+        task.trainable_module, optimizer, loader_train = engine.make_private(model, optimizer, loader_train)
         ...
         """,
     ),
