@@ -159,3 +159,15 @@ def complaints(path: Path) -> None:
 def alike(chance: random.Random, i: int) -> dict[str, Any]:
     """Two sentences, and how alike they are."""
     return {"sentence1": text(chance), "sentence2": text(chance), "score": chance.random()}
+
+
+def llama(folder: Path) -> None:
+    """A small Llama with its tokenizer."""
+    import transformers
+
+    size = tokenizer(folder)
+    config = transformers.LlamaConfig(
+        vocab_size=size, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, max_position_embeddings=64, pad_token_id=0, bos_token_id=2, eos_token_id=3,
+    )  # fmt: skip
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)

@@ -27,7 +27,8 @@ EDITS = [
         class PrivateOne(PrivateTrainerMixin, SentenceTransformerTrainer):
             def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
                 features, labels = self.collect_features(inputs)
-                one, other = (model(each)["sentence_embedding"] for each in features)
+                tensors = [{k: v for k, v in each.items() if torch.is_tensor(v)} for each in features]
+                one, other = (model(each)["sentence_embedding"] for each in tensors)
                 return torch.nn.functional.mse_loss(torch.cosine_similarity(one, other), labels)
 
         plan = ao.plan(
