@@ -12,6 +12,7 @@ __all__ = [
     "DIFFPRIVLIB",
     "FLOWER",
     "JAX_PRIVACY",
+    "NVFLARE",
     "OPACUS",
     "OPAKE",
     "PFL",
@@ -24,6 +25,7 @@ __all__ = [
 FOLDER = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "anyorder" / "peers"
 OPACUS = ("opacus==1.6.*", "torch==2.13.0")
 FLOWER = ("flwr[simulation]==1.41.*", "ray==2.55.1", "torch==2.13.0")
+NVFLARE = ("nvflare==2.9.0", "torch==2.13.0", "scipy>=1.13,<2", "filelock>=3.30,<5")  # with what anyorder needs
 JAX_PRIVACY = ("jax-privacy==2.0.0",)
 PFL = ("pfl==0.6.0", "torch==2.13.0")
 DIFFPRIVLIB = ("diffprivlib==0.6.6", "scikit-learn==1.6.1")

@@ -44,8 +44,8 @@ def reference() -> str:
 
 def _all_commands() -> Iterator[str]:
     shared = _shared()
-    rows = "\n".join(sorted(f"| `{name}` | {meaning} |" for name, meaning in shared))
-    yield f"### Options of several commands\n\n| option | meaning |\n|---|---|\n{rows}\n"
+    rows = "\n".join(_line(name, meaning, default) for (name, meaning), default in sorted(shared.items()))
+    yield f"### Options of several commands\n\n{rows}\n"
     group = None
     for name, (panel, _, _) in COMMANDS.items():
         if panel != group:
@@ -61,39 +61,52 @@ def _all_commands() -> Iterator[str]:
                 yield from _one(f"anyorder {name} {inner}", one, shared)
 
 
-def _shared() -> set[tuple[str, str]]:
-    """(option, meaning) that two commands or more have alike, the most common of an option; defaults may differ."""
+def _shared() -> dict[tuple[str, str], str]:
+    """Most common default of each (option, meaning) that commands have alike; of an option the most common meaning."""
     commands = [load_command(name) for name in COMMANDS]
     every = [one for command in commands for one in getattr(command, "commands", {"": command}).values()]
-    counts = Counter(_said(option) for command in every for option in command.params if not option.required)
-    shared: dict[str, str] = {}
-    for (name, meaning), count in counts.most_common():
-        if count > 1 and name:
-            shared.setdefault(name, meaning)
-    return set(shared.items())
+    options = [one for command in every for one in command.params if not one.required and one.opts[-1][0] == "-"]
+    shared: dict[str, tuple[str, str]] = {}
+    for said, count in Counter(map(_said, options)).most_common():
+        if count > 1:
+            shared.setdefault(said[0], said)
+    defaults = {said: Counter(_default(one) for one in options if _said(one) == said) for said in shared.values()}
+    return {said: found.most_common(1)[0][0] for said, found in defaults.items()}
 
 
 def _said(option: Any) -> tuple[str, str]:
-    return f"{option.opts[-1]}{_type(option)}" if option.opts[-1][0] == "-" else "", _cell(option.help)
+    return option.opts[-1], _cell(option.help)
 
 
-def _one(name: str, command: Any, shared: set[tuple[str, str]]) -> Iterator[str]:
+def _one(name: str, command: Any, shared: dict[tuple[str, str], str]) -> Iterator[str]:
     arguments = [one for one in command.params if one.param_type_name == "argument"]
     options = [one for one in command.params if one.param_type_name == "option"]
-    needed = [f"{one.opts[-1]} {_value(one)}" for one in options if one.required]
-    usage = " ".join([name, *(_metavar(one) for one in arguments), *needed, "[OPTIONS]"])
-    yield f"#### {name}\n\n```text\n{usage}\n```\n\n{_words(command.help)}\n"
+    yield f"#### {name}\n\n{_words(command.help)}\n"
     own = [one for one in options if one.required or _said(one) not in shared]
     rows = [
-        *(f"| `{_metavar(one)}` | {_default(one)} | {_cell(one.help)} |" for one in arguments),
-        *(f"| `{one.opts[-1]}{_type(one)}` | {_default(one)} | {_cell(one.help)} |" for one in own),
+        *(_line(_metavar(one), _cell(one.help), _default(one)) for one in arguments),
+        *(_line(one.opts[-1], _cell(one.help), _default(one)) for one in own),
     ]
     if rows:
-        yield "| option | default | meaning |\n|---|---|---|\n" + "\n".join(rows) + "\n"
+        yield "\n".join(rows) + "\n"
     rest = [one for one in options if one not in own and one.opts[-1] != "--json"]  # every command has --json
-    others = [f"`{one.opts[-1]}`" + (f" ({_default(one)})" if _default(one) else "") for one in rest]
+    others = [f"`{one.opts[-1]}`" + _other_default(one, shared) for one in rest]
     if others:
-        yield f"[Shared options](#options-of-several-commands): {', '.join(others)}.\n"
+        yield f"[Shared](#options-of-several-commands): {', '.join(others)}.\n"
+
+
+def _line(name: str, meaning: str, default: str) -> str:
+    """An option in a list: a flag has no value, and most others a default."""
+    if default == "off":
+        return f"- `{name}` (flag): {meaning}"
+    told = {"": "", "needed": " Needed."}.get(default, f" Default: {default}.")
+    return f"- `{name}`: {meaning}{told}"
+
+
+def _other_default(option: Any, shared: dict[tuple[str, str], str]) -> str:
+    """The default in brackets, where it is not that of the table of shared options."""
+    default = _default(option)
+    return "" if default == shared[_said(option)] else f" ({default})"
 
 
 def _words(text: str) -> str:
@@ -119,8 +132,8 @@ _SAID = re.compile(r"\s*Default: (.*?)\.?$")  # at the end of a help, where a de
 
 
 def _cell(text: str | None) -> str:
-    """The help without its default, which has a column."""
-    return _plain(_SAID.sub("", " ".join((text or "").split()))).replace("|", "\\|")
+    """The help without its default, which is told in one way for all."""
+    return _plain(_SAID.sub("", " ".join((text or "").split())))
 
 
 def _metavar(argument: Any) -> str:
@@ -128,22 +141,16 @@ def _metavar(argument: Any) -> str:
     return f"{name} .." if argument.nargs == -1 else name if argument.required else f"[{name}]"
 
 
-def _value(option: Any) -> str:
-    return str(option.metavar or option.type.name.upper())
-
-
-def _type(option: Any) -> str:
-    return "" if option.is_flag else f" {_value(option)}"
-
-
 def _default(parameter: Any) -> str:
     if parameter.required:
         return "needed"
+    if getattr(parameter, "is_flag", False):
+        return "off"
     value = parameter.default
     if value is None or value is False or value == "" or callable(value):
         said = _SAID.search(" ".join((parameter.help or "").split()))
         return "" if said is None else _plain(said[1])
-    return f"`{getattr(value, 'value', value)}`"
+    return f"{value:g}" if isinstance(value, float) else str(getattr(value, "value", value))
 
 
 def main() -> None:

@@ -33,7 +33,7 @@ PARTS = (
     Part("epsilon that is printed for an ordinary loader; ours is valid", "Opacus", "train --only opacus", "prv"),
     Part("noise, time an element", "jax_privacy, opake", "noise --only peers", "beside"),
     Part("noise, time an element", "torch.normal", "noise --only torch", "beside torch"),
-    Part("a clipped step, time", "Opacus, opake, plain torch", "clipping --only mlp", ""),
+    Part("a clipped step, processor time", "Opacus, opake, plain torch", "clipping --only mlp", ""),
     Part("error and time of a fitted mechanism", "jax_privacy", "factorize --only race", ""),
     Part("a round of a federation, time", "Flower, pfl", "federated --only speed", ""),
     Part("wrappers of Flower: what the claim becomes", "Flower", "federated --only flower_wrappers", ""),
@@ -63,40 +63,67 @@ def page(found: list[dict[str, object]]) -> str:
         if not own:
             continue
         title = f"### {part.question[0].upper()}{part.question[1:]}, compared with {part.peer}"
-        names = [_plain(str(one["name"])) for one in own]
-        common = _common(names)
-        units = {str(one["unit"]) for one in own}
-        unit = units.pop() if len(units) == 1 else ""
-        sizes = f" {common.rstrip(' ,:;')}." if common else ""
-        lines = [
-            title,
-            "",
-            f"`python -m benchmarks.{part.command} --quick`, {own[0]['date']}.{sizes}",
-            "",
-            f"| {unit} | anyorder | peer |" + ("" if unit else " unit |"),
-            "|---|---|---|" + ("" if unit else "---|"),
-        ]
-        for name, one in zip(names, own, strict=True):
-            last = "" if unit else f" {one['unit']} |"
-            lines.append(f"| {name[len(common) :]} | {one['ours']:.4g} | {one['peer']:.4g} |{last}")
-        tables.append("\n".join(lines))
+        lines = [title, "", f"`python -m benchmarks.{part.command} --quick`, {own[0]['date']}.", ""]
+        tables.append("\n".join([*lines, *(_by_peer(own) or _by_row(own))]))
     return "\n\n".join(tables)
 
 
-def _plain(name: str) -> str:
-    """Without the project's own targets, which are no fact about others."""
-    return re.sub(r" ?\(target [^)]*\)", "", name).replace(", beside ", ", compared with ").replace("|", "\\|")
+PEERS = {"plain": "no privacy", "hooks": "Opacus, hooks", "ghost": "Opacus, ghost clipping", "vmap": "torch.func.vmap"}
+_PEER = re.compile(r"(.+?)(?:, beside (.+)|; peer: (\w+)(: memory)?)$")
+
+
+def _by_peer(own: list[dict[str, object]]) -> list[str]:
+    """A column for each peer, where every name says what was measured and beside whom; a row, where these are more."""
+    cells: dict[tuple[str, str], float] = {}
+    for one in own:
+        found = _PEER.match(_without_target(str(one["name"])))
+        if found is None:
+            return []
+        what = f"{found[1]}, memory" if found[4] else found[1]
+        what = f"{what}, {one['unit']}"
+        for who, value in (("anyorder", one["ours"]), (found[2] or found[3], one["peer"])):
+            cells[what, who] = float(str(value))
+    whats, who = (list(dict.fromkeys(key[i] for key in cells)) for i in (0, 1))
+    common = _common(whats)
+    rows, columns = (whats, who) if len(whats) >= len(who) - 1 else (who, whats)
+
+    def cell(row: str, column: str) -> str:
+        value = cells.get((row, column) if rows is whats else (column, row))
+        return "" if value is None else f"{value:.4g}"
+
+    def told(name: str) -> str:
+        return PEERS.get(name, name.removeprefix(common))
+
+    lines = [f"| | {' | '.join(map(told, columns))} |", "|---" * (len(columns) + 1) + "|"]
+    lines += [f"| {told(row)} | {' | '.join(cell(row, column) for column in columns)} |" for row in rows]
+    return [f"{common.rstrip(' ,')}:", "", *lines] if common else lines
 
 
 def _common(names: list[str]) -> str:
     """The words that all names begin with, and that stand once above a table of them."""
-    first = names[0]
-    ends = [
-        found.end()
-        for found in re.finditer(r"[,:;] ", first)
-        if all(name[: found.end()] == first[: found.end()] for name in names)
-    ]
-    return first[: max(ends, default=0)] if len(names) > 1 else ""
+    ends = [found.end() for found in re.finditer(", ", names[0])]
+    same = [end for end in ends if all(name[:end] == names[0][:end] for name in names)]
+    return names[0][: max(same, default=0)] if len(names) > 1 else ""
+
+
+def _by_row(own: list[dict[str, object]]) -> list[str]:
+    """A row for each line, with ours and the peer's."""
+    units = {str(one["unit"]) for one in own}
+    unit = units.pop() if len(units) == 1 else ""
+    lines = [f"| {unit} | anyorder | peer |" + ("" if unit else " unit |"), "|---|---|---|" + ("" if unit else "---|")]
+    for one in own:
+        last = "" if unit else f" {one['unit']} |"
+        lines.append(f"| {_plain(str(one['name']))} | {one['ours']:.4g} | {one['peer']:.4g} |{last}")
+    return lines
+
+
+def _without_target(name: str) -> str:
+    """Without the project's own targets, which are no fact about others."""
+    return re.sub(r" ?\(target [^)]*\)", "", name)
+
+
+def _plain(name: str) -> str:
+    return _without_target(name).replace(", beside ", ", compared with ").replace("|", "\\|")
 
 
 def kept() -> list[dict[str, object]]:

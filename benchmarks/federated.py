@@ -10,7 +10,7 @@ its rows mean.
 
 from benchmarks._report import run_parts
 
-PARTS = ("speed", "messages", "ledger", "faults", "words", "joint", "flower_wrappers")
+PARTS = ("speed", "messages", "ledger", "faults", "words", "joint", "flower_wrappers", "nvflare")
 
 
 def main() -> None:

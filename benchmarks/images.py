@@ -158,6 +158,10 @@ def write(grid: Grid, lines: list[dict[str, Any]]) -> None:
     put(grid.dataset, [head, rule, *rows, "", *_verdict(table, epsilons), image], ROOT / "docs" / "accuracy.md")
 
 
+def _way(name: str) -> str:
+    return "with balls in bins" if name.endswith("@balls-in-bins") else f"with {TITLES.get(name, name)}"
+
+
 def _verdict(table: Table, epsilons: list[float]) -> list[str]:
     """How far balls in bins, and the best of all, are from amplified DP-SGD: means over seeds."""
     lines = []
@@ -167,11 +171,9 @@ def _verdict(table: Table, epsilons: list[float]) -> list[str]:
         secret = {name: value for name, value in others.items() if name.endswith("@balls-in-bins")}
         tops = [max(some, key=lambda name: some[name]) for some in (secret, others) if some]
         if bar is not None and tops:
-            said = [f"{TITLES.get(name, name)} {others[name] - bar:+.2f}" for name in dict.fromkeys(tops)]
-            lines.append(f"- epsilon {epsilon:g}: {'; '.join(said)}")
-    if not lines:
-        return []
-    return ["Points above amplified DP-SGD, the best with balls in bins and the best of all:", "", *lines, ""]
+            said = [f"{others[name] - bar:+.2f} {_way(name)}" for name in dict.fromkeys(tops)]
+            lines.append(f"{', '.join(said)} at epsilon {epsilon:g}")
+    return [f"Points above amplified DP-SGD: {'; '.join(lines)}.", ""] if lines else []
 
 
 def _best(lines: list[dict[str, Any]]) -> Table:

@@ -56,7 +56,7 @@ KINDS = ("command", "results", "written", "given", "once")
 _NUMBER = re.compile(r"(?<![\w.-])(\d+\.\d+(?!\.?\d)|\d+(?= (?:times|%|ms|ns|seconds?|minutes?|hours?)\b| ?%))")
 _NO_TEXT = re.compile(
     r"`[^`]*`|\]\([^)]*\)|https?://\S+|<!--.*?-->|arXiv [\d.]+|"
-    r"(?:Python|version|Flower|Opacus|glibc|GCC|Theorem|Definition|Lemma|Proposition|Section|section) [\d.]+"
+    r"(?:Python|version|Flower|NVFlare|Opacus|glibc|GCC|Theorem|Definition|Lemma|Proposition|Section|section) [\d.]+"
 )
 _VALUE = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 

@@ -89,7 +89,7 @@ def package(needed: str) -> Path:
         with tempfile.TemporaryDirectory(dir=folder.parent) as made:
             command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", made, needed]
             subprocess.run(command, check=True, stdout=sys.stderr)
-            shutil.copytree(made, folder, dirs_exist_ok=True)  # another process may have been as quick
+            shutil.copytree(made, folder, dirs_exist_ok=True)
     return folder
 
 
@@ -134,14 +134,14 @@ def run(name: str, way: str) -> dict[str, Any]:
         row |= json.loads(out.read_text()) if out.exists() else {}
     if done.returncode:
         print(done.stdout[-4000:], file=sys.stderr)
-        row["error"] = last_words(done.stdout)
+        row["error"] = error_of(done.stdout)
     return row
 
 
-def last_words(output: str) -> str:
-    """The last line that names an exception, else the last line: progress bars may come behind it."""
-    lines = [line for line in re.split(r"[\r\n]+", output) if line.strip()]
-    named = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Exit|Interrupt|Warning): ", line)]
+def error_of(told: str) -> str:
+    """The line of an exception, the last one: progress bars may come behind it."""
+    lines = [line for line in told.splitlines() if line.strip()]
+    named = [line for line in lines if re.match(r"[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt)\b", line)]
     return (named or lines or ["no message"])[-1]
 
 

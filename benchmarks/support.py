@@ -229,13 +229,15 @@ def tables() -> Iterator[tuple[str, dict[str, Callable[[str], str]]]]:
 
 
 def text(refusals: list[str]) -> str:
-    """The tables in Markdown; the reasons of refusals are added to the list."""
+    """The tables in Markdown, one row for orders of the same cells; the reasons of refusals are added to the list."""
     parts = []
     for name, columns in tables():
         lines = [f"### {name}", "", f"| order | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+        rows: dict[tuple[str, ...], list[str]] = {}
         for order in ORDERS:
-            cells = [tried(partial(fill, order), refusals, f"{order} x {column}") for column, fill in columns.items()]
-            lines.append(f"| {' | '.join([order, *cells])} |")
+            cells = (tried(partial(fill, order), refusals, f"{order} x {column}") for column, fill in columns.items())
+            rows.setdefault(tuple(cells), []).append(order)
+        lines += [f"| {' | '.join([', '.join(orders), *cells])} |" for cells, orders in rows.items()]
         parts.append("\n".join(lines))
     return "\n\n".join(parts)
 

@@ -98,12 +98,13 @@ def page() -> Iterator[str]:
         true = f"{one.true:.4g}"
         if math.isinf(one.true):
             other = seen(script)
-            true = "none" if math.isnan(other) else f"none; in the order that was seen {other:.4g}"
+            true = "none" if math.isnan(other) else f"none (seen {other:.4g})"
         length = f"{one.steps} steps" if script.epochs is None else str(script.epochs)
         claimed = "–" if math.isnan(one.claimed) else f"{one.claimed:.3g}"
         told = script.pattern + (f" ({script.ours})" if script.ours else "")
+        told += f"; sigma {sigma_of(script):g}" if script.is_private else ""
         name = f"{script.repository}, {script.path}" if script.is_private else f"{script.repository}, {script.path} *"
-        lines.append(f"| {name} | {told} | {sigma_of(script):g} | {length} | {claimed} | {true} | {one.verdict} |")
+        lines.append(f"| {name} | {told} | {length} | {claimed} | {true} | {one.verdict} |")
     yield (
         f"Of {len(SCRIPTS)} loaders the epsilon is valid for {verdicts['holds']}. It is false for {verdicts['false']} "
         f"and not proven for {verdicts['not proven']}. Of the {private.total()} whose scripts claim privacy, it is "
@@ -111,8 +112,8 @@ def page() -> Iterator[str]:
     )
     yield f"The largest true epsilon over a claimed one is {max(ratios):.3g}."
     yield ""
-    yield "| script | its loader | sigma | epochs | claimed | true | |"
-    yield "|---|---|---|---|---|---|---|"
+    yield "| script | its loader | epochs | claimed | true | |"
+    yield "|---|---|---|---|---|---|"
     yield from lines
 
 

@@ -31,6 +31,7 @@ OPACUS = [
             loss_reduction="sum")
         """,
     ),
+    ("sample = model.decode(sample)", "sample = model._module.decode(sample).cpu()"),
 ]
 MODEL = "untouched"
 RESULT, WHY = "runs", ""

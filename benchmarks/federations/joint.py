@@ -318,7 +318,7 @@ def _table_users() -> Iterator[str]:
 def _entry(found: list[float]) -> str:
     if not found:
         return ""
-    spread = f" ± {100 * stdev(found):.1f}" if len(found) > 1 else ""
+    spread = f"±{100 * stdev(found):.1f}" if len(found) > 1 else ""
     return f"{100 * mean(found):.1f}{spread}" + (f" ({len(found)})" if len(found) < SEEDS else "")
 
 

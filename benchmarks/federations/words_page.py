@@ -6,11 +6,10 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from anyorder.accounting import gdp_epsilon
 from anyorder.app.charts import plot_report_goals
 from anyorder.federated import epsilon_by_report_goal
 from anyorder.federated.planning import at_same_error
-from benchmarks.federations.words import DELTA, SMALL, plan_of, read_results
+from benchmarks.federations.words import DELTA, SMALL, read_results
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -36,7 +35,7 @@ def write() -> None:
     _plot(table)
     page = DOCS / "experiments.md"
     text = page.read_text(encoding="utf-8")
-    tables = {"accuracies": accuracies, "verdicts": verdicts, "larger": larger, "goals": report_goals}
+    tables = {"accuracies": accuracies, "goals": report_goals}
     for mark, lines in tables.items():
         made = "\n".join(lines(table))
         head, _, rest = text.partition(f"<!-- {mark} -->\n")
@@ -77,38 +76,6 @@ def accuracies(table: Table) -> Iterable[str]:
 def _entry(lr: float, found: list[float]) -> str:
     spread = f" ± {stdev(found):.2f}" if len(found) > 1 else ""
     return f"{mean(found):.2f}{spread} (lr {lr:g})"
-
-
-def verdicts(table: Table) -> Iterable[str]:
-    """What the paper's Table 4 says, beside the differences here, in points."""
-    yield "| of the paper | " + " | ".join(f"epsilon {e:g}, passes: {p}" for e, p in columns(table)) + " |"
-    yield "|" + "---|" * (len(columns(table)) + 1)
-    pairs = (
-        ("tree better than independent noise that is not amplified", "tree", "independent"),
-        ("at large epsilon, tree better than amplified DP-SGD; at small epsilon (below 2.6) worse", "tree", "poisson"),
-        ("not in the paper: BLT over tree", "blt", "tree"),
-        ("not in the paper: BLT over amplified DP-SGD", "blt", "poisson"),
-    )
-    for text, one, other in pairs:
-        cells = []
-        for epsilon, passes in columns(table):
-            first, second = table.get((one, epsilon, passes)), table.get((other, epsilon, passes))
-            cells.append(f"{mean(first[1]) - mean(second[1]):+.2f}" if first and second else "")
-        yield f"| {text} | " + " | ".join(cells) + " |"
-
-
-def larger(table: Table) -> Iterable[str]:
-    """The epsilon of the same noise in the model for the paper's population."""
-    goal = round(SMALL.report_goal * USERS / POPULATION)
-    yield f"| mechanism | epsilon of {POPULATION} users | passes | noise ratio | epsilon of {USERS} users |"
-    yield "|---|---|---|---|---|"
-    for epsilon, passes in columns(table):
-        for name in ("tree", "blt"):
-            plan = plan_of(name, epsilon, passes, POPULATION, SMALL)
-            ratio = plan.noise_multiplier / plan.batch_size
-            mu = plan.sensitivity.value / (ratio * goal)
-            row = (TITLES[name], f"{epsilon:g}", str(passes), f"{ratio:.4f}", f"{gdp_epsilon(mu, 1e-6):.3f}")
-            yield f"| {' | '.join(row)} |"
 
 
 # -- report goals ----------------------------------------------------------------------------------------------------

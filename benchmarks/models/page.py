@@ -7,7 +7,7 @@ from pathlib import Path
 
 from benchmarks.models.case import Case, Outcome
 
-__all__ = ["BEGIN", "END", "LIBRARIES", "PAGE", "of_library", "page", "row"]
+__all__ = ["BEGIN", "END", "LIBRARIES", "PAGE", "entry", "of_library", "page"]
 
 LIBRARIES = {
     "patterns": "patterns", "transformers": "transformers_models", "peft": "peft_models",
@@ -32,21 +32,23 @@ def of_library(library: str) -> list[Case]:
     return list(importlib.import_module(f"benchmarks.models.{LIBRARIES[library]}").cases())
 
 
-def row(case: Case, found: Outcome) -> str:
-    """One line of a table."""
+def entry(case: Case, found: Outcome) -> tuple[str, str]:
+    """(what came of it, the model)."""
     if case.refused:
         result = f"refused: `{case.refused}`" if case.refused in found.refusal else "**wrong: not refused as said**"
     elif found.right:
         result = "one pass" if found.passes == 1 else "every gradient"
     else:
         result = "**wrong**" if found.error is not None else "**refused**"
-    name = f"{case.name} ({case.given})" if case.given else case.name
-    return f"| {name} | {result} |"
+    return result, f"{case.name} ({case.given})" if case.given else case.name
 
 
 def page(found: dict[Case, Outcome]) -> Iterator[str]:
-    """The tables of models, which stand in the page between its marks."""
+    """The tables of models, which stand in the page between its marks: one row for all with the same outcome."""
     for library, title in _TITLES.items():
-        rows = [row(case, outcome) for case, outcome in found.items() if case.library == library]
+        rows: dict[str, list[str]] = {}
+        for result, name in (entry(case, outcome) for case, outcome in found.items() if case.library == library):
+            rows.setdefault(result, []).append(name)
         if rows:
-            yield from ["", f"### {title}", "", "| model | runs in |", "|---|---|", *rows]
+            yield from ["", f"### {title}", "", "| runs in | models |", "|---|---|"]
+            yield from (f"| {result} | {'; '.join(names)} |" for result, names in rows.items())

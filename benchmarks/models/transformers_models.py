@@ -118,7 +118,7 @@ def cases() -> Iterator[Case]:
     for model in ("BartForConditionalGeneration", "MarianMTModel"):
         yield _case(model, SEQUENCES, pairs)
     yield _case("T5ForConditionalGeneration", T5, pairs)
-    yield _case("T5ForConditionalGeneration", T5, _labelled, given="labels; its loss is one for each example")
+    yield _case("T5ForConditionalGeneration", T5, _labelled, given="labels, its loss is one for each example")
     yield _case("WhisperForConditionalGeneration", {
         **SEQUENCES, "num_mel_bins": 8, "max_source_positions": 8, "max_target_positions": 8,
     }, lambda: {**_sound("input_features", 8, 16), "decoder_input_ids": pairs()["decoder_input_ids"]})  # fmt: skip

@@ -293,19 +293,18 @@ def _pairs() -> Iterator[tuple[str, int, int, float, float]]:
 
 def tables() -> Iterator[tuple[str, str, list[str]]]:
     """For docs/compared.md."""
-    lines = [
-        "| stream | mechanism | slope in | measured | the bound's | largest share of the bound |",
-        "|---|---|---|---|---|---|",
-    ]
-    lines += [
-        f"| {x.stream} | {x.mechanism} | {x.axis} | {x.measured:.2f} ± {x.error:.2f} | {x.of_bound:.2f} "
-        f"| {x.share:.2f} |"
-        for x in slopes()
-    ]
+    lines = ["| stream | mechanism | in n | in d | largest share of the bound |", "|---|---|---|---|---|"]
+    every = list(slopes())
+    for stream, mechanism in dict.fromkeys((x.stream, x.mechanism) for x in every):
+        both = [next(x for x in every if (x.stream, x.mechanism, x.axis) == (stream, mechanism, axis)) for axis in "nd"]
+        told = " | ".join(f"{x.measured:.2f} ± {x.error:.2f} ({x.of_bound:.2f})" for x in both)
+        lines.append(f"| {stream} | {mechanism} | {told} | {max(x.share for x in both):.2f} |")
     yield "compared.md", "slopes", lines
     head = ["| | " + " | ".join(f"{multiple:g}" for multiple in MULTIPLES) + " |", "|---" * (len(MULTIPLES) + 1) + "|"]
     body = [f"| {m} | " + " | ".join(f"{regret:.4f}" for _, regret in _by_multiple(m)) + " |" for m in ("tree", "blt")]
     yield "compared.md", "multiples", head + body
-    lines = ["| mechanism | n | d | two sums | generic | generic / two sums |", "|---|---|---|---|---|---|"]
-    lines += [f"| {m} | {n} | {d} | {ours:.4f} | {peer:.4f} | {peer / ours:.2f} |" for m, n, d, ours, peer in _pairs()]
+    pairs = list(_pairs())
+    longest = max(n for _, n, *_ in pairs)
+    lines = ["| mechanism | d | two sums | `Learner` |", "|---|---|---|---|"]
+    lines += [f"| {m} | {d} | {ours:.4f} | {peer:.4f} |" for m, n, d, ours, peer in pairs if n == longest]
     yield "compared.md", "squares", lines

@@ -74,7 +74,7 @@ def rows(quick: bool) -> Iterator[Row]:
 def tables() -> Iterator[tuple[str, str, list[str]]]:
     """The rows."""
     lines = ["| | ours | peer | ratio | unit |", "|---|---|---|---|---|"]
-    for row in _shown:
+    for row in _shown[:-1]:  # the last one is the project's own target
         numbers = ("" if number is None else f"{number:.3g}" for number in (row.ours, row.peer, row.ratio))
         lines.append(f"| {row.name.replace(', beside ', ', compared with ')} | {' | '.join(numbers)} | {row.unit} |")
     yield "compared.md", "speed", lines

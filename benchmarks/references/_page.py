@@ -10,6 +10,8 @@ import numpy as np
 from benchmarks.references._value import Value
 
 VERDICTS = ("equal", "lower", "within", "explained", "side", "not computed", "open")
+MANY = 10
+"""Reasons of so many values stand on the page; the CSV has all."""
 
 HEAD = """\
 ---
@@ -20,44 +22,38 @@ search:
 # Reference values
 
 *For readers who ask whether the numbers are right.* Other projects, papers and independent computations publish values
-of what this package computes. We computed each of them, and copied nothing from them but the setting (and, where a line
-says so, the parameters of their matrix C). `python -m benchmarks.factorize --only references` writes this page. All
-values are in `benchmarks/results/references.csv`. Differences are relative. For an array it is the largest difference
-over the largest entry.
+of what this package computes. We computed each of them from its setting (and, where a line says so, from the parameters
+of their matrix C). `python -m benchmarks.factorize --only references` writes this page, and all values with their
+reasons into `benchmarks/results/references.csv`. It leaves out run times, and parameters of theirs that are our input.
 
-- *equal*: to 1e-6, or to the digits or the tolerance of the published value.
-- *lower*: an error that both minimise, or an upper bound. Ours is lower, from a matrix of our own or an exact formula.
-- *within*: theirs is a limit, and ours is below it.
-- *explained*: they differ by convention. Computed in their convention, ours equals theirs.
-- *side*: not compared. The value depends on where in a flat valley an optimiser stops, or on its inner workings.
-- *not computed*: the package does not compute it.
-- *open*: ours is higher, or no reason is known.
+| verdict | meaning |
+|---|---|
+| equal | to 1e-6, or to the digits or the tolerance of the published value |
+| lower | an error that both minimise, or an upper bound: ours is lower, from our own matrix or an exact formula |
+| within | theirs is a limit, and ours is below it |
+| explained | another convention; computed in theirs, ours is equal |
+| side | not compared: it depends on where in a flat valley an optimiser stops, or on its inner workings |
+| not computed | the package does not compute it |
+| open | ours is higher, or no reason is known |
 
-The CSV names the reasons by their numbers. It leaves out run times, and parameters of theirs that are our input.
 """
 
 
 def page(found: dict[str, list[Value]]) -> str:
     """The page, from the values of every source."""
-    every, numbers = _numbered(found)
-    return "\n".join([HEAD, _summary(found), _open(every), "## Reasons\n", _reasons(every, numbers)]) + "\n"
+    every = [value for values in found.values() for value in values]
+    reasons = f"## Reasons of {MANY} values or more\n"
+    return "\n".join([HEAD + _summary(found), _open(every), reasons, _reasons(every)]) + "\n"
 
 
 def data(found: dict[str, list[Value]]) -> str:
     """Every value as a line of CSV."""
-    _, numbers = _numbered(found)
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")
-    lines.writerow(["source", "value", "theirs", "ours", "difference", "verdict"])
+    lines.writerow(["source", "value", "theirs", "ours", "difference", "verdict", "reason"])
     for title, values in found.items():
-        lines.writerows([title, *_cells(value, numbers)] for value in values)
+        lines.writerows([title, *_cells(value)] for value in values)
     return text.getvalue()
-
-
-def _numbered(found: dict[str, list[Value]]) -> tuple[list[Value], dict[str, int]]:
-    every = [value for values in found.values() for value in values]
-    reasons = dict.fromkeys(v.reason for v in every if _has_reason(v))
-    return every, {reason: i for i, reason in enumerate(reasons, start=1)}
 
 
 def _summary(found: dict[str, list[Value]]) -> str:
@@ -83,25 +79,23 @@ def _open(every: list[Value]) -> str:
     return "\n".join([*lines, ""])
 
 
-def _reasons(every: list[Value], numbers: dict[str, int]) -> str:
-    counts = Counter((v.reason, v.verdict) for v in every if _has_reason(v))
-    lines = []
-    for reason, number in numbers.items():
-        of = ", ".join(f"{counts[reason, verdict]} {verdict}" for verdict in VERDICTS if counts[reason, verdict])
-        lines.append(f"{number}. {reason[0].upper()}{reason[1:]}. ({of})")
-    return "\n".join(lines)
+def _reasons(every: list[Value]) -> str:
+    counts = Counter((_reason(v), v.verdict) for v in every if _reason(v))
+    return "\n".join(
+        f"- {count} {verdict}: {reason}" for (reason, verdict), count in counts.most_common() if count >= MANY
+    )
 
 
-def _cells(value: Value, numbers: dict[str, int]) -> tuple[str, ...]:
-    verdict = value.verdict + (f" ({numbers[value.reason]})" if _has_reason(value) else "")
-    if value.verdict == "explained":
-        verdict += f": {_number(value.variant)}"
+def _cells(value: Value) -> tuple[str, ...]:
+    verdict = value.verdict + (f": {_number(value.variant)}" if value.verdict == "explained" else "")
     ours = "" if value.ours is None else _number(value.ours)
-    return _name(value), _number(value.theirs), ours, _gap(value), verdict
+    return _name(value), _number(value.theirs), ours, _gap(value), verdict, _reason(value)
 
 
-def _has_reason(value: Value) -> bool:
-    return bool(value.reason) and value.verdict not in ("equal", "open")
+def _reason(value: Value) -> str:
+    """In a sentence; equal values need none, and that of an open one stands in its table."""
+    reason = value.reason if value.verdict not in ("equal", "open") else ""
+    return f"{reason[0].upper()}{reason[1:]}." if reason else ""
 
 
 def _name(value: Value) -> str:

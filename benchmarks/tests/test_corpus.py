@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from benchmarks.scripts import case, edited, edits, last_words, names, outcome, page
+from benchmarks.scripts import case, edited, edits, error_of, names, outcome, page
 
 MOST = 60
 """Letters of an anchor: enough to find a line, too few to be a text of others."""
@@ -63,7 +63,8 @@ def test_the_table_has_ratios_and_counts():
     assert "| proved | 1.5 | 1 | ValueError: no | - | - |" in line
 
 
-def test_the_error_of_a_run_is_not_the_bar_behind_it():
-    assert last_words("x\npackage.errors.PlanError: no\n\r  0%| | 0/8\r 10%| | 1/8") == "package.errors.PlanError: no"
-    assert last_words("Killed\n") == "Killed"
-    assert last_words("") == "no message"
+def test_an_error_is_found_in_front_of_a_progress_bar():
+    told = "ValueError: first\n\nanyorder.errors.ModelError: no rows\n  0%|          | 0/8 [00:00<?, ?it/s]\n"
+    assert error_of(told) == "anyorder.errors.ModelError: no rows"
+    assert error_of("killed\n") == "killed"
+    assert error_of("") == "no message"

@@ -27,7 +27,6 @@ import anyorder as ao
 from benchmarks._report import Row
 from benchmarks.peers.wide_model import Batches, Pairs, losses
 from benchmarks.peers.wide_task import IDS
-from benchmarks.wides.page import kept
 
 ROWS, WIDTH, BATCH, STEPS, WINDOWS, KEYS = 2000, 16, 64, 200, 4, 12
 LR, LIMIT = 20.0, 3.5
@@ -36,11 +35,6 @@ Floats = NDArray[np.float64]
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """All; a whole measurement is written on the page."""
-    yield from _rows(quick) if quick else kept("lazy", _rows(quick))
-
-
-def _rows(quick: bool) -> Iterator[Row]:
     """Curves of each mechanism, the planted fault, flush, resume."""
     for mechanism in MECHANISMS[1:2] if quick else MECHANISMS:
         yield from _curves(mechanism, keys=4 if quick else KEYS)

@@ -4,19 +4,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks._report import Row
-
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "experiments.md"
-
-
-def kept(mark: str, rows: Iterable[Row]) -> Iterator[Row]:
-    """The same rows; when all have been measured they are on the page."""
-    lines = [f"| {mark} | ours | peer | ratio | unit |", "|---|---|---|---|---|"]
-    for row in rows:
-        numbers = ("" if number is None else f"{number:.3g}" for number in (row.ours, row.peer, row.ratio))
-        lines.append(f"| {row.name} | {' | '.join(numbers)} | {row.unit} |")
-        yield row
-    put(mark, lines)
 
 
 def put(mark: str, lines: Iterable[str], page: Path = PAGE) -> None:

@@ -52,11 +52,7 @@ def rows(quick: bool) -> Iterator[Row]:
         times, memory = _of(size, batch, turns=1 if quick else 3)
         yield from _times(times, where)
         yield from _memory(memory, size, where)
-        columns |= {
-            f"{where}, CPU ms": times,
-            f"{where}, MB": memory,
-            f"{where}, stated": {n: _stated(n, size) for n in times},
-        }
+        columns |= {f"{where}, CPU ms": times, f"{where}, MB": memory}
     if not quick:
         put("speed", _table(columns))
 

@@ -1,13 +1,10 @@
 """The experiment's part of docs/experiments.md and its two pictures, from the runs on file."""
 
-from collections.abc import Iterable
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
-from benchmarks.wides import zhang_epsilon
-from benchmarks.wides.page import put
-from benchmarks.wides.zhang import REPEATS, SHARERS, TITLES, WAYS, described, read_results, started
+from benchmarks.wides.zhang import REPEATS, SHARERS, TITLES, WAYS, described, read_results
 from benchmarks.wides.zhang_select import Setting
 from benchmarks.wides.zhang_task import ZERO_TABLE, Way
 
@@ -25,9 +22,8 @@ Line = dict[str, Any]
 
 
 def write() -> None:
-    """The table of losses and the pictures."""
+    """The pictures."""
     lines = read_results()
-    put("losses", losses(lines))
     _plot_losses(lines)
     _plot_ranks(lines)
 
@@ -37,47 +33,6 @@ def runs(lines: list[Line], way: Way, repeats: int = 0) -> list[Line]:
     wanted = described(way, 0, repeats, Setting().epochs)
     del wanted["seed"]
     return sorted((line for line in lines if wanted.items() <= line.items()), key=lambda line: int(line["seed"]))
-
-
-# -- tables ----------------------------------------------------------------------------------------------------------
-
-
-def losses(lines: list[Line]) -> Iterable[str]:
-    """A way a line; of each first table the last losses, of the training part and the test part."""
-    epsilons = _epsilons()
-    yield "| | epsilon | N(0, 1): train | test | gap | seeds | small: train | test | seeds |"
-    yield "|" + "---|" * 9
-    zero = f"{ZERO_TABLE:.3f} | {ZERO_TABLE:.3f}"
-    yield f"| a table of zeros | 0 | {zero} | 0 | | {zero} | |"
-    for way, title in TITLES.items():
-        normal, small = runs(lines, way), runs(lines, started(way, "small"))
-        gap = _spread([line["test"] - line["train"] for line in normal])
-        cells = [_column(normal, "train"), _column(normal, "test"), gap, str(len(normal) or "")]
-        cells += [_column(small, "train"), _column(small, "test"), str(len(small) or "")]
-        yield f"| {title} | {epsilons[way.selector, way.sigma]} | " + " | ".join(cells) + " |"
-
-
-def _epsilons() -> dict[tuple[str, float], str]:
-    """Exact at delta 1e-5 for a sample that is there or not; who is chosen uniformly depends on no data."""
-    found = {row.name: row.ours for row in zhang_epsilon.rows(True)}
-    noise, chosen = (f"{found[f'{name}, add or remove']:.2f}" for name in (
-        "DP-SGD, sigma 0.5", "selection and sigma 0.5",
-    ))  # fmt: skip
-    return {
-        ("none", 0.0): "none", ("all", 0.32): f"{found['DP-SGD, sigma 0.32, add or remove']:.2f}", ("all", 0.5): noise,
-        ("em", 0.5): f"at most {chosen}", ("uniform", 0.5): noise, ("svt", 0.5): "not claimed",
-    }  # fmt: skip
-
-
-def _column(found: list[Line], name: str) -> str:
-    return _spread([line[name] for line in found])
-
-
-def _spread(values: list[float], digits: int = 2) -> str:
-    if not values:
-        return ""
-    spread = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
-    return f"{mean(values):.{digits}f}{spread}"
 
 
 # -- pictures --------------------------------------------------------------------------------------------------------

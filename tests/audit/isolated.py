@@ -538,6 +538,13 @@ def flower(masked=False):
     return train
 
 
+def nvflare(rows, folder):
+    from nvflare_jobs.isolated_clients import federation
+
+    plan = planned(dataset_size=6, batch_size=3, epochs=None, unit="owner", order=MinSeparation(4, b=2, k=2))
+    return federation(plan, PEOPLE)(rows, folder)
+
+
 ON_DEVICES = {"rows": (1,), "unit": "b", "others": [
     Neighbour(name, [own if i == 1 else other for i, other in enumerate(EXAMPLES)])
     for name, own in ON_A_DEVICE.items()]}  # fmt: skip
@@ -545,6 +552,7 @@ FEDERATED = {
     "server": Isolated(federated, CHANGES, {"rows": (1,), "unit": "b"}),
     "Flower client": Isolated(flower(), EXAMPLES, ON_DEVICES),
     "Flower client, sums under masks": Isolated(flower(masked=True), EXAMPLES, ON_DEVICES),
+    "NVFlare client": Isolated(nvflare, EXAMPLES, ON_DEVICES),
 }
 
 # -- linear models -----------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import processes
-from anyorder.app.verdict_page import EXIT_CODES, outcome_of
+from anyorder.app.verdict_page import EXIT_CODES, outcome_of, promise_of, save_verdict
 from anyorder.audit import private_steps
 from anyorder.audit.loader_check import CLAIM, NOTHING, UNSURE, WHAT_IF, watch
 from anyorder.audit.private_steps import FreshNumbers
@@ -734,6 +734,21 @@ def test_the_command_has_an_exit_code_and_a_page_for_each_outcome(arguments, cod
     assert "http:" not in files["verdict.html"]
     assert ("holds" in files["badge.svg"]) == (code == 0)
     assert ("epsilon &lt;=" in files["verdict.html"]) == (outcome not in (NOTHING,))
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "level", "ink", "banner"),
+    [(2, "green", "#17693f", "good"), (8, "amber", "#8a5a00", "mid"), (348, "red", "#a3161f", "bad")],
+)
+def test_a_claim_that_holds_has_the_colour_of_its_promise(epsilon, level, ink, banner, tmp_path):
+    """A run of epsilon 348 was shown in green."""
+    finding = {"outcome": CLAIM, "holds": True, "true": float(epsilon), "claimed": float(epsilon), "delta": 1e-5}
+    assert promise_of(finding)[0] == level
+    assert promise_of(finding | {"holds": False}) is None
+    assert promise_of(finding | {"outcome": WHAT_IF}) is None
+    save_verdict(tmp_path, "train.py", 0, [finding, finding | {"true": 0.1, "claimed": 0.1}], [[], []])
+    assert ink in (tmp_path / "badge.svg").read_text()
+    assert f"banner {banner}" in (tmp_path / "verdict.html").read_text()
 
 
 ROOT = Path(__file__).parents[2]

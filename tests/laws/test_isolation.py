@@ -6,12 +6,16 @@ import pytest
 
 from anyorder.audit.faults import patched
 from anyorder.audit.isolation import check
+from anyorder.federated.server import Round
 from audit.front_ends import FRONT_ENDS
 from audit.isolated import ISOLATED
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 NAMED = {name: case for room in ISOLATED.values() for name, case in room.items()}
-OPTIONAL = {"Hugging Face": "transformers", "Lightning": "lightning", "anyorder": "typer", "Flower": "flwr"}
+OPTIONAL = {
+    "Hugging Face": "transformers", "Lightning": "lightning", "anyorder": "typer", "Flower": "flwr",
+    "NVFlare": "nvflare",
+}  # fmt: skip
 
 
 def test_every_room_that_carries_plans_out_is_here():
@@ -51,3 +55,15 @@ def test_a_device_that_tells_more_is_found(answer, kinds):
 
     with patched(client._Device, "plain", wrong):
         assert check(case.train, case.rows, **case.options).kinds == kinds
+
+
+def test_a_job_that_leaves_out_a_client_whose_training_fails_is_found():
+    pytest.importorskip("nvflare")
+    add, case = Round.add, NAMED["NVFlare client"]
+
+    def wrong(self, user, message):
+        if message is not None:
+            add(self, user, message)
+
+    with patched(Round, "add", wrong):
+        assert check(case.train, case.rows, **case.options).kinds == {"file", "units"}

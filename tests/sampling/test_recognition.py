@@ -6,9 +6,10 @@ import torch
 from torch.utils import data
 from torch.utils.data import DataLoader
 
+import anyorder as ao
 from anyorder.errors import LoaderError, ParticipationError
 from anyorder.ledger import replay
-from anyorder.participation import EpochShuffle, FixedOrder, PoissonSampling, SingleEpoch
+from anyorder.participation import EpochShuffle, FixedOrder, MinSeparation, PoissonSampling, SingleEpoch
 from anyorder.sampling.loader import PrivateLoader
 from anyorder.sampling.recognition import find_participation
 from anyorder.sampling.samplers import PoissonBatchSampler
@@ -131,7 +132,7 @@ REFUSED = {
     "subclass": (lambda: DataLoader(DATA, sampler=SubclassedRandom(DATA)), "SubclassedRandom is not known"),
     "own batches": (
         lambda: DataLoader(DATA, batch_sampler=Pairs()),
-        "batch sampler Pairs is not known.*order=",
+        "batch sampler Pairs is not known.*order=.*MinSeparation",
     ),
     "stream": (lambda: DataLoader(Stream()), "IterableDataset.*unit=.*order= and unit='user'"),
     "list": (lambda: [torch.zeros(3)], "torch DataLoader.*got list"),
@@ -162,3 +163,29 @@ def test_participation_of_units_needs_an_order_that_is_known_beforehand():
 def test_loaders_that_cannot_be_followed(name):
     with pytest.raises(LoaderError, match=REFUSED[name][1]):
         PrivateLoader(REFUSED[name][0](), on_batch=nothing, seed=0)
+
+
+def test_balanced_batches_train_in_the_order_that_the_refusal_names():
+    """Three positives come back in each batch: EpochShuffle, which was all that was named, stops at the second one."""
+
+    class Balanced(data.Sampler):
+        def __iter__(self):
+            return iter([[0, 1, 2, *range(i, i + 3)] for i in (3, 6, 9)])
+
+        def __len__(self):
+            return 3
+
+    def trained(order):
+        model = torch.nn.Linear(3, 1)
+        loader = DataLoader(data.TensorDataset(torch.ones(N, 3)), batch_sampler=Balanced())
+        engine = ao.PrivacyEngine(ao.plan(order=order, batch_size=6, epsilon=8, delta=1e-5))
+        model, optimizer, loader = engine.make_private(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)
+        for (x,) in loader:
+            optimizer.zero_grad()
+            model(x).mean().backward()
+            optimizer.step()
+        return engine.step
+
+    assert trained(MinSeparation(3, b=1, k=3)) == 3
+    with pytest.raises(ParticipationError):
+        trained(EpochShuffle(1, 3))

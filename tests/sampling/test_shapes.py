@@ -150,8 +150,8 @@ REFUSED: dict[str, Any] = {
     "drops rows": (lambda r: torch.zeros(sum(len(x) > 5 for x in r), 2), "with one row"),
     "repeats": (lambda r: torch.zeros(2 * len(r), 2), "with one row"),
     "packs": (lambda r: torch.cat(r), "with one row"),
-    "detection": (lambda r: tuple(zip(*[(x[:2], x[:1]) for x in r], strict=True)), "does not stack examples"),
-    "of the batch": (lambda r: (torch.zeros(len(r), 2), torch.tensor(3.0)), "with one row"),
+    "detection": (lambda r: tuple(zip(*[(x[:2], x[:1]) for x in r], strict=True)), "got another number of rows"),
+    "of the batch": (lambda r: (torch.zeros(len(r), 2), torch.tensor(3.0)), "with one row.*got a number without a row"),
     "other fields": (lambda r: {str(len(r[0])): torch.zeros(1)}, "other fields"),
     "other types": (lambda r: torch.zeros(1, 2) if len(r[0]) > 5 else [torch.zeros(1, 2)], "other types"),
     "other dtypes": (lambda r: torch.zeros(1, 2).to(torch.int64 if len(r[0]) > 5 else torch.float32), "another dtype"),
@@ -269,3 +269,30 @@ def test_labels_of_a_tuple_that_are_filled_with_a_class_are_warned_of(pad_value,
         shapes.warn_of_zeros((torch.zeros(2, 8, dtype=torch.long), torch.zeros(2, dtype=torch.long)))
         shapes.warn_of_zeros((torch.zeros(2, 8, dtype=torch.long), torch.zeros(2, 8)))
     assert [str(one.message)[:13] for one in told] == ["whole numbers"] * warned
+
+
+class Graphs:
+    """A batch whose attributes stand in a store, as those of PyG's do."""
+
+    def __init__(self, x, y):
+        vars(self)["store"] = {"x": x, "y": y}
+
+    def __getattr__(self, name):
+        if name not in vars(self).get("store", ()):
+            raise AttributeError(name)
+        return vars(self)["store"][name]
+
+    def __setattr__(self, name, value):
+        vars(self)["store"][name] = value
+
+
+def test_a_batch_that_puts_attributes_elsewhere_has_the_rows_of_all():
+    """Set as an attribute, the joined rows went into the store's store, and the batch was the first example alone."""
+
+    def joined(rows):
+        return Graphs(torch.stack([x for x, _ in rows]), torch.stack([y for _, y in rows]))
+
+    rows = [(torch.full((3,), float(i)), torch.tensor(i)) for i in range(6)]
+    batch = CollatedAlone(joined, None)(rows)
+    assert batch.y.tolist() == list(range(6))
+    assert batch.x[:, 0].tolist() == list(range(6))

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -563,6 +563,25 @@ def test_a_generator_step_by_all_ways_that_are_followed():
     for p, other in zip(maker.parameters(), gradients(expected), strict=True):
         torch.testing.assert_close(p.grad, 2 * other)
     assert all(p.grad is None for p in judge.parameters())
+
+
+@pytest.mark.parametrize("cast", [Tensor.type_as, Tensor.to], ids=["type_as", "to"])
+def test_a_generator_may_have_the_dtype_of_a_batch(cast):
+    """`noise.type_as(images)` takes no number of a batch; the numbers of one, cast in the same way, stay refused."""
+    torch.manual_seed(5)
+    judge, maker = net(4, 1), net(3, 4)
+    expected, noise = copy.deepcopy(judge), torch.randn(7, 3)
+    private, _, loader = bound(judge, torch.randn(N, 4))
+    (x,) = next(iter(loader))
+    ones = torch.ones(7, 1, dtype=torch.float64)
+    F.mse_loss(private(maker(cast(noise.double(), x))), cast(ones, x)).backward()
+    own = [p.grad for p in maker.parameters()]
+    other = torch.autograd.grad(F.mse_loss(expected(maker(noise)), ones.float()), list(maker.parameters()))
+    for a, b in zip(own, other, strict=True):
+        torch.testing.assert_close(a, b)
+    for target in (cast(x, ones), cast(x[:, :1], x)):
+        with pytest.raises(ModelError, match=r"generator|without noise"):
+            F.mse_loss(private(maker(torch.ones(B, 3))), target[:, :1]).backward()
 
 
 class Penalised(nn.Module):

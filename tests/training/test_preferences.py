@@ -3,6 +3,7 @@
 import copy
 import types
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ with warnings.catch_warnings():
     from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
 from anyorder.training.trainers.huggingface import PrivateTrainer, PrivateTrainerMixin  # noqa: E402
-from anyorder.training.trainers.preferences import Pairs, losses_of, trl_kind  # noqa: E402
+from anyorder.training.trainers.preferences import Pairs, all_rows, losses_of, trl_kind  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, accelerate and trl
 
@@ -335,3 +336,19 @@ def test_rows_that_are_joined_are_refused(tmp_path):
             trl.SFTTrainer, model=gpt2(), processing_class=tokenizer(), train_dataset=TEXTS,
             args=arguments(trl.SFTConfig, tmp_path, max_length=16, packing=True),
         )  # fmt: skip
+
+
+def test_other_threads_filter_as_ever():
+    """Rows are kept for the thread that prepares a trainer, and for it alone."""
+
+    class Rows(list):
+        def filter(self, kept):
+            return Rows(filter(kept, self))
+
+    def prepare():
+        with ThreadPoolExecutor(1) as other:
+            assert other.submit(Rows(range(4)).filter, bool).result() == [1, 2, 3]
+        return Rows(range(4)).filter(bool)
+
+    assert all_rows(Rows(range(4)), prepare) == [0, 1, 2, 3]
+    assert Rows(range(4)).filter(bool) == [1, 2, 3]

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import anyorder as ao
 import processes
 from anyorder.clipping.per_example import Pass, Unmapped
-from anyorder.errors import CheckpointError, OptimizerWarning, TrainingError
+from anyorder.errors import CheckpointError, CheckpointWarning, OptimizerWarning, TrainingError
 from anyorder.strategy import Tree
 
 KEY = bytes(range(32))
@@ -211,7 +211,14 @@ def test_extra_travels_with_the_checkpoint(tmp_path):
     engine, *_ = start(tmp_path / "run.ckpt")
     engine.save(extra={"scheduler": {"last_epoch": 7}})
     engine.close()
-    assert start(tmp_path / "run.ckpt")[0].extra == {"scheduler": {"last_epoch": 7}}
+    engine, *_ = start(tmp_path / "run.ckpt")
+    with pytest.warns(CheckpointWarning, match=r"extra=\['scheduler'\], and nothing read it"):
+        engine.save(extra={"scheduler": {"last_epoch": 7}})
+    engine.save(extra={"scheduler": {"last_epoch": 7}})  # it is said once
+    engine.close()
+    engine, *_ = start(tmp_path / "run.ckpt")
+    assert engine.extra == {"scheduler": {"last_epoch": 7}}
+    engine.save()
 
 
 def test_a_fresh_run_has_a_fresh_key():

@@ -18,7 +18,7 @@ import anyorder as ao
 import processes
 from anyorder.clipping import make_clipping
 from anyorder.clipping.clip_rules import Automatic, PerGroup
-from anyorder.errors import ArgumentError, LoaderError
+from anyorder.errors import ArgumentError, LoaderError, ModelError
 from anyorder.sampling.shapes import ByShape
 
 KEY = bytes(32)
@@ -593,3 +593,33 @@ def test_a_refusal_of_stacked_examples_says_nothing_of_them(workers):
     shown = "".join(traceback.format_exception(told.value))
     assert "37" not in str(told.value)
     assert "equal size" not in shown
+
+
+class AtItsLength(Embedded):
+    def forward(self, x, lengths):
+        last = (lengths - 1)[:, None, None].expand(-1, 1, 8)
+        return self.out(self.words(x).gather(1, last)[:, 0])
+
+
+@pytest.mark.parametrize("longest", [23, 19])
+def test_a_length_behind_the_longest_is_refused_without_a_word_of_it(longest):
+    """Torch says that index 22 is out of bounds: a text's own length."""
+    data = [(x, len(x), y) for x, y in texts(longest)]
+    loader = DataLoader(data, UNITS)
+    model = AtItsLength()
+    plan = ao.plan(loader=loader, epochs=1, epsilon=8, delta=1e-3)
+    engine = ao.PrivacyEngine(plan)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, loader = engine.make_private(model, optimizer, loader, pad_to=(8, 16))
+    [(x, lengths, y)] = loader
+    with pytest.raises(ModelError) as caught:
+        model(x, lengths)
+    assert str(caught.value) == (
+        "the model failed on a batch with a number above 16, the longest length of pad_to=. An example that is longer "
+        "loses its end, and its length stays as it was: limit it in forward, lengths.clamp(max=x.shape[1]), or list a "
+        "longer length in pad_to="
+    )
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "out of bounds" not in shown
+    assert engine.step == 0
+    assert model(x, lengths.clamp(max=16)).shape == (UNITS, CLASSES)

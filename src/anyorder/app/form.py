@@ -6,6 +6,7 @@ from math import ceil
 from typing import Literal
 
 from anyorder import __version__, checks
+from anyorder.accounting.gaussian import gdp_mu
 from anyorder.accounting.risk import Reach, gaussian_tpr
 from anyorder.app.charts import Html, join, tag
 from anyorder.errors import ArgumentError
@@ -113,6 +114,11 @@ def _mark_of_delta(delta: float, units: int | None, unit: str) -> tuple[Level, s
     if left >= LEFT_OUT[1] * (1 - 1e-9):
         return "red", "Delta", f"{told}: a program that publishes one {unit}, drawn by lot, keeps this promise."
     return _level(left, LEFT_OUT), "Delta", f"{told}."
+
+
+def level_of(epsilon: float, delta: float) -> Level:
+    """The mark of the Gaussian mechanism that has this pair, by what an attacker finds: a colour, and no bound."""
+    return "red" if epsilon > 700 else _level(gaussian_tpr(gdp_mu(epsilon, delta), 0.01), FOUND)
 
 
 def _level(value: float, ends: tuple[float, float]) -> Level:

@@ -14,6 +14,7 @@ from anyorder import __version__
 from anyorder.accounting.risk import point_tpr
 from anyorder.app.charts import Html, document, join, tag
 from anyorder.app.exits import ExitCode
+from anyorder.app.form import Level, level_of
 from anyorder.audit.loader_check import CLAIM, NOTHING, UNSURE, WHAT_IF
 from anyorder.formats import printable
 from anyorder.formatting import rounded_up
@@ -41,6 +42,9 @@ _COLOURS = {
     WHAT_IF: "#56606e",
     UNSURE: "#8a5a00",
 }
+_STRENGTHS = {"green": "strong (green)", "amber": "moderate (amber)", "red": "weak (red), and protects few people"}
+_BANNERS = {"green": "banner good", "amber": "banner mid", "red": "banner bad"}
+_BADGES = {"green": _COLOURS[HOLDS], "amber": _COLOURS[UNSURE], "red": _COLOURS[FAILS]}
 _UNSEEN = (
     "that the data set gives one person's data under one index only",
     "that the random numbers of torch and of the operating system cannot be predicted",
@@ -67,6 +71,14 @@ def outcome_of(findings: Sequence[dict[str, Any]], code: int) -> str:
     return HOLDS if len(claims) == len(findings) else WHAT_IF
 
 
+def promise_of(finding: dict[str, Any]) -> tuple[Level, str] | None:
+    """The colour of a claim that holds, which is that of the report, and a sentence; None where no claim holds."""
+    if finding["outcome"] != CLAIM or finding["holds"] is not True:
+        return None
+    level = level_of(finding["true"], finding["delta"])
+    return level, f"{_STRENGTHS[level]}: epsilon = {rounded_up(finding['true'])} at this delta"
+
+
 def clear_verdict(folder: Path) -> None:
     """Make the folder, and remove the verdict of an earlier run, which must not stand if this one breaks off."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -91,7 +103,7 @@ def save_verdict(
         json.dumps(told, allow_nan=False, indent=1) + "\n",
         _page(name, outcome, findings, facts),
         _summary(name, outcome, facts),
-        _badge(_short(outcome, findings), _COLOURS[outcome]),
+        _badge(_short(outcome, findings), _BADGES[_worst(findings)] if outcome == HOLDS else _COLOURS[outcome]),
     )
     for file, text in zip(_FILES, texts, strict=True):
         (folder / file).write_text(text, encoding="utf-8")
@@ -110,8 +122,15 @@ def _short(outcome: str, findings: Sequence[dict[str, Any]]) -> str:
     }[outcome]
 
 
+def _worst(findings: Sequence[dict[str, Any]]) -> Level:
+    """The mark of the largest epsilon."""
+    worst = max(findings, key=lambda one: one["true"])
+    return level_of(worst["true"], worst["delta"])
+
+
 def _page(name: str, outcome: str, findings: Sequence[dict[str, Any]], facts: Sequence[list[tuple[str, str]]]) -> str:
-    kind = {HOLDS: "banner good", WHAT_IF: "banner soft", UNSURE: "banner soft"}.get(outcome, "banner bad")
+    kind = {WHAT_IF: "banner soft", UNSURE: "banner soft"}.get(outcome, "banner bad")
+    kind = _BANNERS[_worst(findings)] if outcome == HOLDS else kind
     parts = [tag("h1", f"Is {name} private?")]
     parts.append(tag("div", tag("p", tag("strong", outcome)), tag("p", _MEANS[outcome]), class_=kind))
     if outcome == HOLDS:

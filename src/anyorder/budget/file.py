@@ -270,7 +270,7 @@ class Budget:
 
         Its realised claim replaces the plan's: how often units appeared, how far apart, and mu of that; see
         `anyorder.plan.certificate`. With a filter (adaptive=True) it holds no matter who decided on the end, also by
-        looking at releases: the filter sums what was used on every path (docs/tuning.md has the proof). With
+        looking at releases: the filter sums what was used on every path (`anyorder.budget.filter` says why). With
         adaptive=False it is your promise that neither participants nor the end were chosen by what was released.
 
         The run must be over: one that goes on uses what others may have spent by then.

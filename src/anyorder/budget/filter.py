@@ -8,7 +8,9 @@
 as hard as N(0, 1) from N(mu_max, 1), since W_b(mu_max^2) is sufficient. A mu_i-GDP mechanism is a function of one draw
 of N(b mu_i, 1) [Dong, Roth, Su 2022, Thm 2.10], as the path over an interval of length mu_i^2 gives it: its increment
 over mu_i. So a sequence of mechanisms, each with its mu_i chosen after the outputs before it, is a function of one
-path, as long as the intervals lie within [0, mu_max^2]: mu_max-GDP [Smith, Thakurta 2022; Koskela et al. 2022].
+path, as long as the intervals lie within [0, mu_max^2]: mu_max-GDP [Smith, Thakurta 2022; Koskela et al. 2022]. The
+same is true of single steps, so runs may overlap. While a run goes on, its whole mu^2 is set aside; if it ends with k
+and b, it used at most mu(k, b)^2 on every path, so `Budget.settle` is valid.
 
 **Rényi.** For one alpha, sums of RDP_i(alpha) that never exceed r_max make the whole (alpha, r_max)-RDP, with RDP_i
 chosen adaptively [Feldman, Zrnic 2021]. It must be one alpha: to take the best of several afterwards is a

@@ -5,7 +5,26 @@ A search makes K independent runs and shows the best. How much it tells is in th
     phi(x) = E[x^K],        weight(w) = phi'(1 - w) = E[K (1 - w)^(K - 1)],
 
 for a run whose chance to be beaten by another is w is shown with weight(w) times the probability it has by itself.
-`anyorder.budget.laws` turns it into epsilon.
+
+**Epsilon.** Let Q be the law of one run's output, Q' that on neighbouring data, delta(.) the privacy profile of one
+run, and w(y) the chance under Q of an output better than y; ties are decided at random. The best of k runs is at y with
+k Q(dy) (1 - w)^(k-1), so the search shows
+
+    A(dy) = Q(dy) weight(w(y)),   and for a neighbour   A'(dy) = Q'(dy) weight(w'(y)).
+
+weight falls in w, and w' is at most G(w), the least of e^t w + delta(t), 1 - e^-t (1 - w - delta(t)) and 1. So with
+x = e^eps dQ'/dQ,
+
+    delta_search(eps) <= int Q(dy) B(x),     B(x) = max over w of (weight(w) - x weight(G(w)))_+
+
+B is convex and piecewise linear on the concave hull of the points (weight(G(w)), weight(w)), 0 <= w <= 1, and (0, 0).
+With its corners (c_k, h_k) and slopes s_k, each piece is a hockey stick:
+
+    delta_search(eps) <= sum over k of (h_k - h_(k-1)) delta(eps - ln s_k)                                          (1)
+
+At negative arguments delta(t) = 1 - e^t (1 - delta(-t)). An empty search is as likely under both laws, and adds
+nothing. (1) is nearly tight: let a Gaussian run rank its outputs below some a first, those above some b second, and the
+rest last.
 """
 
 import math
@@ -367,8 +386,8 @@ def _set(law: Any, **values: Any) -> None:
 #     r_search(a) <= r(a) + ln(E K) / (a - 1) + E K delta(ln(a / (a - 1)))                          Poisson
 #
 # delta(.) is the privacy profile of one run. r_search is that of what is shown: an empty search of Poisson's law,
-# which is as likely whatever the data, adds nothing to delta at any epsilon >= 0, and is left out. docs/tuning.md
-# proves both.
+# which is as likely whatever the data, adds nothing to delta at any epsilon >= 0, and is left out. The last
+# term for Poisson: w' <= e^t w + delta(t), see above, at e^t = a / (a - 1).
 
 
 _RENYI_UP = 1 + 1e-9
@@ -437,17 +456,6 @@ def _sampled(curve: Sampled, orders: Floats) -> Floats:
 
 # ----------------------------------------------------------------------------------------------------
 # Epsilon of a search that makes K runs, K from a public law, and shows the best: from the privacy profile of one run.
-#
-# With Q the run's outputs, best first, w the chance of a run to be better than one at hand, and `weight` of the law,
-#
-#     the search shows  A(dy) = Q(dy) weight(w(y)),  and for a neighbour  A'(dy) = Q'(dy) weight(w'(y)).
-#
-# w' is at most G(w), the most that a set of chance w can have under Q'. So, for any run with profile delta(.),
-#
-#     delta_search(eps) <= sum over k of (h_k - h_(k-1)) delta(eps - ln slope_k)
-#
-# with (c_k, h_k) the corners of the concave hull of the points (weight(G(w)), weight(w)), 0 <= w <= 1, from (0, 0) up,
-# and slope_k of its edges. docs/tuning.md proves it, and that no Rényi bound of the same shape is below it.
 
 
 _BOUNDS = ("least", "profile", "renyi")
@@ -492,8 +500,8 @@ def search_epsilon(law: Law, curve: Curve, delta: float, bound: str = "least") -
     function of it and of public data; ties are broken at random, or by which came first. `Fixed` shows every run, and
     is the composition of the runs; any score may then choose among them.
 
-    Valid for every mechanism with this curve, both directions of neighbours. docs/tuning.md shows a mechanism that
-    comes near. Neighbours and unit are those of the curve.
+    Valid for every mechanism with this curve, both directions of neighbours. The top of this file names
+    a mechanism that comes near. Neighbours and unit are those of the curve.
 
     Args:
         law: of the number of runs.

@@ -843,6 +843,7 @@ class _Tape:
                 "Make it a parameter of the model, before make_private, or let it need no gradient"
             )
         kept = self._judge(loss, gradient)
+        self.roots = list(itertools.filterfalse(attrgetter("port"), self.roots))  # outputs may go: logits are large
         self.allowed = True
         try:
             result = Tensor.backward(loss, *args, **kwargs)  # type: ignore[no-untyped-call]
@@ -1520,6 +1521,8 @@ class _Watched(Tensor):
                     if tape is None or tape.closed
                     else tape.call(func, args, kwargs)
                 )
+            if func in _TYPES and len(args) == 2 and type(args[0]) is not _Watched and type(args[1]) is _Watched:
+                return args[0].to(args[1].device, args[1].dtype, **kwargs)  # which is read of it, as below
             if func in _READS:
                 if func in _SIZES and (tape := _place(args[0])[0]) is not None and not tape.closed:
                     tape.assumed |= has_secret_shape(tape.states[args[0].number])
@@ -1574,11 +1577,13 @@ class _Watched(Tensor):
 @functools.cache
 def _is_ordinary(func: Any) -> bool:
     """Whether a function goes to `_Tape.call` in any case."""
-    others = _READS | _TAKES | _HOOKS | {*_BACK, Tensor.backward, torch.autograd.backward, Tensor.__iter__}
+    others = _READS | _TAKES | _TYPES | _HOOKS | {*_BACK, Tensor.backward, torch.autograd.backward, Tensor.__iter__}
     return func not in others and getattr(func, "__name__", "") not in ("__set__", "__get__")
 
 
 _HOOKS = {Tensor.register_hook}
+_TYPES = {Tensor.type_as, Tensor.to}
+"""Of a second tensor they take dtype and device, and no number."""
 _given_alone: list[Any] = []
 """The `ExampleLoss`, or function under vmap, that runs now: it sees one example at a time, and no more of a batch."""
 _READS = {getattr(getattr(Tensor, name), "__get__", None) for name in (

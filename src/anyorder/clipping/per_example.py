@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.autograd.graph import disable_saved_tensors_hooks
+from torch.autograd.graph import disable_saved_tensors_hooks, get_gradient_edge
 from torch.func import vjp, vmap
 
 from anyorder import checks
@@ -1238,20 +1238,21 @@ class _Nested(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, root: Tensor, job: _GhostJob, tape: TapeRecorder, inner: Tensors, held: Tensors) -> Tensors:
-        ctx.job, ctx.tape, ctx.inner = job, tape, inner
+        ctx.job, ctx.tape = job, tape
+        ctx.edges = [get_gradient_edge(t) if t.requires_grad else None for t in inner]  # outputs are large
         ctx.save_for_backward(*held)
         return tuple([t.detach().view_as(t) for t in inner[1:]])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         ctx.job.start(ctx)
-        inner, ctx.inner = ctx.inner, None
+        edges, ctx.edges = ctx.edges, None
         given = tuple([g.clone(memory_format=torch.contiguous_format) for g in grads])
         ctx.tape.begin_backward(given)
-        given = torch.zeros_like(inner[0]), *given  # of the anchor: the pass must finish
-        pairs = [(t, g) for t, g in zip(inner, given, strict=True) if t.requires_grad]
+        given = torch.zeros((), device=grads[0].device), *given  # of the anchor: the pass must finish
+        pairs = [(edge, g) for edge, g in zip(edges, given, strict=True) if edge is not None]
         with torch.enable_grad(), ctx.tape:
-            torch.autograd.backward([t for t, _ in pairs], [g for _, g in pairs])
+            torch.autograd.backward([edge for edge, _ in pairs], [g for _, g in pairs])
         return (None,) * 5
 
 

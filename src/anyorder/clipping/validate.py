@@ -43,7 +43,8 @@ def check_model(module: nn.Module) -> list[Finding]:
             print(finding)
 
     It looks at the model and does not run it: what forward does is seen in the first step. `clipping.convert` makes a
-    copy in which what has a replacement is replaced. A frozen parameter may have any dtype: it is neither trained nor
+    copy in which what has a replacement is replaced. It does not look at the loader either: `make_private` and the first
+    batch refuse layouts in which a row is not one example (docs/models.md#layouts). A frozen parameter may have any dtype: it is neither trained nor
     noised.
 
     Args:

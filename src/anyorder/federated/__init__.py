@@ -1,7 +1,7 @@
 """Users and owners: each sends one message, which is clipped as a whole, and what is released protects the sender.
 
-One set of server objects, on the release core, for simulation and for deployment. `anyorder.federated.flower` brings
-them to Flower, and is imported when it is first asked for.
+One set of server objects, on the release core, for simulation and for deployment. `anyorder.federated.flower` and
+`.nvflare` bring them to Flower and NVFlare, and are imported when they are first asked for.
 """
 
 import importlib
@@ -17,6 +17,7 @@ from anyorder.federated.simulation import assist, simulate
 
 if TYPE_CHECKING:
     from anyorder.federated import flower as flower
+    from anyorder.federated import nvflare as nvflare
 
 __all__ = [
     "CheckIn", "DeviceRecord", "Diurnal", "Layout", "LocalTraining",
@@ -29,6 +30,6 @@ __all__ = [
 if not TYPE_CHECKING:  # which sees the import above, and tells of names that are none
 
     def __getattr__(name: str) -> Any:
-        if name != "flower":
+        if name not in ("flower", "nvflare"):
             raise AttributeError(f"module 'anyorder.federated' has no attribute {name!r}")
-        return importlib.import_module("anyorder.federated.flower")
+        return importlib.import_module(f"anyorder.federated.{name}")

@@ -7,7 +7,33 @@ a linear system of a few numbers s = (x, v, theta), x the state of the strategy'
     v <- momentum v + u,      theta <- theta - rate v          (with Nesterov: theta - rate (u + momentum v))
 
 z a fresh normal. So s_{t2} = Phi s_{t1} + R xi with xi of at most D fresh normals for D numbers, whatever t2 - t1 is.
-docs/mechanisms.md proves that tables made so have the law of the dense run, whatever is touched, and when.
+Tables made so have the law of the dense run, whatever is touched, and when. With public matrices,
+
+    s_{t+1} = Phi_t s_t + Gamma_t z_t + B_t gradient_t / divisor_t                                              (1)
+
+and where there is no gradient in the steps a .. b - 1
+
+    s_b = Phi s_a + w,   Phi = Phi_{b-1} .. Phi_a,   w = sum_u Phi_{b-1} .. Phi_{u+1} Gamma_u z_u ~ N(0, R R^T)    (2)
+
+so that R xi with fresh normals xi has the law of w.
+
+**Claim.** A run reads in every step the rows that it likes, by any rule that uses what it has read, the data and its
+own draws. Rows have a gradient only in steps in which they are read. Then all that the lazy run reads, and the whole
+table when it is flushed, have jointly the law of the dense run with the same rule.
+
+**Proof.** Let a_i be the step at which coordinate i was last brought up to date, and H the history: data, draws,
+gradients, and the states s^i at all those times. In the dense run, given H, the normals z^i_u with u >= a_i are
+independent and standard: at first H has none of them. Reading i at step b adds s^i_b, which by (2) is a function of
+s^i_{a_i} in H and of z^i_u for a_i <= u < b. These leave the statement as a_i becomes b; the others are independent
+of them. A gradient, and which rows are read next, are functions of H and new draws. A touched coordinate takes step b
+by (1), which is a reading at b + 1. So in the dense run s^i_b given H has the law of Phi s^i_{a_i} + R xi,
+independently over coordinates: what the lazy run draws. A flush reads all rows.  QED  So a flushed table is a
+function, in law, of the dense mechanism's output. x and v must be kept and jump with theta: their correlation cancels.
+
+Normal j of the jump of coordinate c from a to b is Z[(b (n + 1) + a) D + j, c], of a key of its own. As 0 <= a <= n
+and 0 <= j < D, two intervals share no row, and a coordinate's intervals are disjoint: no normal is used twice. Jumps
+over step t or later have ids from (t + 1) (n + 1) D on, all others are below: a run that must draw again from step t
+on does so from there.
 """
 
 from bisect import bisect_right

@@ -229,12 +229,13 @@ class LeastSquares(OnePass):
     composition, for any strategy, and how the budget is split between them can be chosen. a and b are those for which
     the mean of ||b_t - B_t theta||^2, the noise in half the gradient, is least at ||theta|| = radius:
 
+        E ||b_t - B_t theta||^2  =  noise^2 ( features / a^2 + (features + 1) / 2 ||theta||^2 / b^2 )
         a^2 L^2 Y^2 : b^2 L^4  =  sqrt(features) Y : sqrt((features + 1) / 2) L radius
 
     W_t has the noise of its upper triangle in both triangles: it is symmetric, with noise of std tau on the diagonal
     and tau / sqrt 2 off it, tau = noise_std ||(A K)[t]|| / b. It may have negative eigenvalues, as the true sum has
     not: they are set to zero. That is the nearest matrix without any, no farther from the true sum, and makes the
-    problem one with a single minimum, which an indefinite W_t with a small regularization has not. See docs/regret.md.
+    problem one with a single minimum, which an indefinite W_t with a small regularization has not.
 
     Guarantee: the weights after all steps together, and what is computed from them, are (plan.epsilon, plan.delta)-DP
     for one unit, the plan's `unit`, under its neighbours. A row with NaN, infinities or numbers beyond 2^200, in x or

@@ -1,6 +1,37 @@
 """Bounds on the regret and the risk of `Learner`, for any strategy, and the regularization that makes them small.
 
-The proofs are in docs/regret.md; [K21] is Kairouz et al. 2021, sections 5 and C.
+[K21] is Kairouz et al. 2021, sections 5 and C.
+
+The sum of the gradients of batch t at theta_t is g_t, ||g_t|| <= m_t L. The learner plays theta_{t+1} = argmin of
+<g_1 + .. + g_t + b_t, theta> + lambda/2 ||theta||^2 + t m r(theta), r(theta) = l1 ||theta||_1 + l2/2 ||theta||^2.
+b_t is the noise in prefix sum t, b_0 = 0, with std s_t in each of d coordinates; w_t is what it would have played
+without noise; lambda_t = lambda + l2 m (t - 1). No gradient is clipped: L is at most the clip norm.
+
+1. Losses are convex, so regret is at most sum <g_t, w_t - theta*> + sum <g_t, theta_t - w_t>.
+
+2. Learning. Let F_t be the lambda_t-strongly convex objective that w_t minimises. With D = w_{t+1} - w_t,
+
+    F_t(w_t) + <g_t, w_t> - F_{t+1}(w_{t+1})  <=  -<g_t, D> - lambda_t/2 ||D||^2 - m r(w_{t+1})
+                                              <=  ||g_t||^2 / 2 lambda_t
+
+Summed over t, and with F_{n+1}(w_{n+1}) <= F_{n+1}(theta*), that is
+
+    sum <g_t, w_t - theta*>  <=  sum m_t^2 L^2 / 2 lambda_t + lambda/2 ||theta*||^2 + n r(theta*)
+
+3. Noise. Two lambda_t-strongly convex objectives that differ by <b, theta> have minima at most ||b|| / lambda_t
+apart: <g_t, theta_t - w_t> <= m_t L ||b_{t-1}|| / lambda_t. The norm of b_t is a function of the normals in Z,
+Lipschitz with constant s_t; so is the weighted sum of all norms, with the sum of the weighted s_t; and
+E||b_t|| <= s_t sqrt d. By concentration, but for a probability of beta,
+
+    sum c_t ||b_t||  <=  (sum c_t s_t) (sqrt d + sqrt(2 ln(1/beta)))                                         QED
+
+g_t may depend on everything played, and theta* on everything. With l2 = 0 the bound is (lambda R^2/2 + V / lambda) / n,
+with V = sum m_t^2 L^2 / 2 + m_t L s_{t-1} (sqrt d + ..), least at lambda = sqrt(2 V) / R, where it is R sqrt(2 V) / n.
+
+Independent noise has s_t = sigma sqrt t, and this way a regret that falls as n^(-1/4). A second analysis uses that its
+noisy gradients are right in the mean. theta_t follows the losses <g_t + xi_t, theta>, which adds sum ||xi_t||^2 / 2
+lambda_t to the learning, and sum <xi_t, theta_t> is a martingale of mean 0. What is left is <b_n, theta*>: mean 0 if
+theta* does not depend on the noise, at most R ||b_n|| if it is chosen afterwards.
 """
 
 from collections.abc import Callable

@@ -449,9 +449,10 @@ def _not_known(what: str, found: Any) -> str:
         else "use batch_size= and shuffle=; or pass its batches as a list, batch_sampler=list(..), the same every epoch"
     )
     return (
-        f"the order of the {what} {type(found).__name__} is not known; {use}; or state what it obeys, such as each "
-        "example once an epoch, ao.plan(order=ao.participation.EpochShuffle(epochs, batches of an epoch), ..), which "
-        "the ledger then enforces step by step. What it orders by, such as lengths or scores, must be public"
+        f"the order of the {what} {type(found).__name__} is not known; {use}; or state what it obeys, which the ledger "
+        "then enforces: ao.plan(order=ao.participation.EpochShuffle(epochs, batches of an epoch), ..) where each "
+        "example comes once an epoch at most, MinSeparation(steps, b=steps apart, k=times at most) where one comes "
+        "back within an epoch, as in balanced classes. What it orders by, such as lengths or scores, must be public"
     )
 
 

@@ -32,7 +32,7 @@ from torch.utils.data import default_collate, default_convert
 from torch.utils.data._utils import collate as torch_collate
 
 from anyorder import checks
-from anyorder.errors import AnyorderError, ArgumentError, LoaderError, ModelWarning
+from anyorder.errors import AnyorderError, ArgumentError, LoaderError, ModelError, ModelWarning
 
 Name = str | int | None
 """Of a field: its key in a dict, its place in a tuple; None for a batch that is one tensor."""
@@ -348,12 +348,11 @@ class Joining:
                 "with a mask, dense ones, or sparse ones in coordinates, x.to_sparse()"
             )
         if self.numbers is not None and not all(part.dim() and part.shape[0] == 1 for part in parts):
+            got = "another number of rows" if all(part.dim() for part in parts) else "a number without a row"
             raise LoaderError(
-                "collate_fn is called on each example alone, and must then give tensors with one row, of shape "
-                "(1, ..): it drops, repeats, packs or does not stack examples (as tuple(zip(*batch)) does), joins them "
-                "end to end (bags with offsets, packed sequences, nodes of graphs), puts them into another dimension, "
-                "or gives a number for the whole batch. Give each example tensors of its own, and pad boxes, words or "
-                "nodes to one public number, with a mask. Transpose in forward"
+                f"collate_fn, called on one example, must give tensors with one row, of shape (1, ..), got {got}: "
+                "stack examples; pad bags with offsets, packed sequences and nodes of graphs to a public number, with "
+                "a mask; transpose in forward (docs/models.md#layouts)"
             )
         if len({(part.dtype, part.dim()) for part in parts}) > 1:
             raise LoaderError("collate_fn gives one example tensors of another dtype, or of more dimensions")
@@ -399,11 +398,10 @@ def _rebuilt(first: Any, keys: list[Any], values: list[Any]) -> Any:
     if dataclasses.is_dataclass(first) and not isinstance(first, Mapping):
         return dataclasses.replace(first, **dict(zip(keys, values, strict=True)))  # type: ignore[type-var]
     made = copy.copy(first)
+    # Written where `_fields` read it: a `__setattr__` of the class may put it elsewhere, as that of PyG's graphs does.
+    fields = made if isinstance(first, Mapping) else vars(made)
     for key, value in zip(keys, values, strict=True):
-        if isinstance(first, Mapping):
-            made[key] = value
-        else:
-            setattr(made, key, value)
+        fields[key] = value
     return made
 
 
@@ -478,6 +476,22 @@ class RowShapes:
         largest = np.zeros(len(self.numbers), np.int64)
         np.maximum.at(largest, units, self.numbers)
         return dataclasses.replace(self, numbers=largest[units])
+
+    def check_numbers(self, tensors: Sequence[Tensor], problem: Exception) -> None:
+        """Of a batch on which the model failed: raise ModelError if a number of an example is no place in it.
+
+        The message is the same whichever number it is: what torch says tells how long a text is.
+        """
+        if not any(word in str(problem) for word in ("out of bounds", "out of range", "length")):
+            return
+        longest = max((sizes[-1] for _, _, cut in self.fields for _, sizes in cut), default=0)
+        counts = [t for t in tensors if t.dim() == 1 and not (t.is_floating_point() or t.is_complex())]
+        if any(len(t) and int(t.max()) > longest for t in counts):
+            raise ModelError(
+                f"the model failed on a batch with a number above {longest}, the longest length of pad_to=. An example "
+                "that is longer loses its end, and its length stays as it was: limit it in forward, "
+                "lengths.clamp(max=x.shape[1]), or list a longer length in pad_to="
+            ) from None
 
     def cut_of(self, tensor: Tensor) -> Cut | None:
         """What is cut of a tensor that the model is given; None where it cannot be told.

@@ -38,7 +38,7 @@ class State(NamedTuple):
 
 
 class ByJumps:
-    """Jumps: `docs/mechanisms.md` proves the law. Rows and steps are in the keys of the normals, and nothing else.
+    """Jumps: `anyorder.noise.lazy` proves the law. Rows and steps are in the keys of the normals, and nothing else.
 
     The jumps of a tree without momentum have the nodes of the dense run itself, and so its noise by value; others have
     normals of their own, and its noise in law.

@@ -46,6 +46,7 @@ from anyorder.errors import (
     AnyorderError,
     ArgumentError,
     CheckpointError,
+    CheckpointWarning,
     LoaderError,
     ModelError,
     PlanError,
@@ -313,11 +314,16 @@ class Training:
             draws.end()
             draws = None if self._clipping.draws_nothing(args, kwargs) else draws
         try:
-            still = draws is None and self._group is None
-            outputs = forward(receive=receive) if still else self._run(forward, receive, draws, step, passes.count)
-        except MayDraw:
-            draws = self._draws
-            outputs = self._run(forward, receive, draws, step, passes.count)
+            try:
+                still = draws is None and self._group is None
+                outputs = forward(receive=receive) if still else self._run(forward, receive, draws, step, passes.count)
+            except MayDraw:
+                draws = self._draws
+                outputs = self._run(forward, receive, draws, step, passes.count)
+        except Exception as problem:
+            if batch.shapes is not None:  # what torch says of a place behind the longest length names a text's own
+                batch.shapes.check_numbers(tensors, problem)
+            raise
         if draws is not None:
             draws.follow(outputs, step, waiting.batches)
         if batch.padding:
@@ -1480,7 +1486,7 @@ class PrivacyEngine:
         self._start_over = start_over
         self._given_key = None if key is None else NoiseSource(key).key
         self._training: Training | None = None
-        self._closed = False
+        self._closed = self._extra_is_read = False
 
     @_hinted
     def make_private(
@@ -1630,6 +1636,7 @@ class PrivacyEngine:
     @property
     def extra(self) -> dict[str, Any]:
         """The `extra` that was given to `save`, after a resume; else empty."""
+        self._extra_is_read = True
         return self.release.extra if self.is_private else {}
 
     def on_release(self, callback: Callable[[int, Any], object]) -> Callable[[], None]:
@@ -1735,7 +1742,17 @@ class PrivacyEngine:
 
         Args:
             extra: tensors and plain values of the user's own, found in `engine.extra` after a resume.
+        Warns: CheckpointWarning where the run was resumed and nothing has read `engine.extra`: this file has no more
+            of it than `extra` says.
         """
+        if not self._extra_is_read and (unread := list(self.release.extra) if self.is_private else []):
+            self._extra_is_read = True
+            warnings.warn(
+                f"the checkpoint had extra={unread}, and nothing read it after the resume, so that a scheduler, say, "
+                "began at its start: load engine.extra after make_private, or look at it if it is not needed any more",
+                CheckpointWarning,
+                stacklevel=2,
+            )
         self.training.save(extra)
 
     def __repr__(self) -> str:

@@ -39,7 +39,7 @@ def from_optimizer(optimizer: Any, scheduler: Any, n: int) -> Workload:
     if not adam and type(optimizer) is not torch.optim.SGD:
         raise ArgumentError(
             f"optimizer must be torch.optim.SGD, Adam or AdamW, got {type(optimizer).__name__}; for any other, leave "
-            "optimizer= out of ao.plan, or give ao.SGD(momentum=..) where it averages gradients: what it does with "
+            "optimizer= out when you plan, or give ao.SGD(momentum=..) where it averages gradients: what it does with "
             "private gradients is post-processing"
         )
     if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):

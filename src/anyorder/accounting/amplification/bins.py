@@ -1,13 +1,41 @@
 """Deterministic bounds for balls in bins with any non-negative strategy: never below the truth.
 
-With K = G / sigma^2 and x ~ N(0, K), the pair of `mixture` has L = mean_j exp(x_j - K_jj / 2), and
+With K = G / sigma^2, G the Gram matrix of the bins' means and x ~ N(0, K), the pair of `mixture` has
 
+    L = 1/b sum_j exp(x_j - K_jj / 2)
     with against without:  delta(eps) = E (L - e^eps)_+,     without against with:  delta(eps) = E (1 - e^eps L)_+
 
-K is replaced by a larger K': one that is nested, whose L is put together from the leaves of a tree up (`bins_nested`),
-or a chain (`bins_fit`), whose L can be followed bin by bin (`bins_chain`). Its constant part is an independent Gaussian
-factor e^(sqrt(c) z - c / 2), for which both expectations are formulas. The least of several K' counts, one of them
-max K 11^T, a single Gaussian: what the bins give if they are known. See docs/accounting.md.
+Both are E phi(L) of a convex phi, and depend on K alone. K is replaced by a larger K'.
+
+*Two ways to raise K.* By entries (Kahane): if K <= K' in every entry, delta of K is at most that of K'. By forms
+(Jensen): if K' - K = P is positive semidefinite, take x' = x + p with p ~ N(0, P) independent of x; then E [L' | x] =
+L, and E phi(L) <= E phi(L') for convex phi. So K' = K + E + P is enough, E >= 0 in every entry, P
+positive semidefinite.
+
+*Chains* (`bins_fit`, `bins_chain`), with d = |i - j| on a circle of b bins:
+
+    K' = c + nu [d = 0] + v (r^d + r^(b - d)) / (1 + r^b)
+
+c is an independent factor exp(sqrt(c) z - c / 2); for each value of the rest both expectations are formulas, those of
+Black and Scholes. nu is an independent lognormal factor in every bin. v, r is the Ornstein-Uhlenbeck process on a
+circle: given s_0 the others form a Markov chain, so the law of (s_j, partial sum) is carried from bin to bin for each
+s_0. Neighbouring bins may share a state, where v falls little within such a block: one more matrix above K. For each of
+twelve r a linear programme finds c, nu, v, E and P; its result is not trusted: the diagonal is raised by what the least
+eigenvalue lacks.
+
+*Nested matrices* (`bins_nested`). The bins are the leaves of a tree, K'_ij is the height of the lowest node above i and
+j, and K'_jj that of the leaf. L of a node is a lognormal factor times the mean of its children's L, which are
+independent. The least nested matrix above K is found by single linkage: exact for diagonal matrices, close for trees.
+
+*Grids are on the safe side.* A value between two points of the grid is split so that its mean stays. phi(L) is convex
+in each factor and in the partial sum, so the split only raises E phi(L). For states with rising phi, what follows is
+A + sum_i exp(a_i s + noise) with a_i >= 0: convex in s, and the same split is safe. What is below the grid moves to its
+lowest point; what is above counts with the mean of L, as (L - t)_+ <= L. With falling phi, what follows is concave in
+u = e^s, so the split keeps the mean of e^s. What is above moves to the highest point; what is below counts as a whole,
+as phi <= 1. For the rounding of floats, 1e-9 of delta and 1e-13 are added.
+
+The least of several K' counts, one of them max K 11^T, a single Gaussian: what the bins give if they are known. For
+composition, the greatest convex minorant of the curve in e^eps becomes a loss distribution.
 """
 
 import math
@@ -38,7 +66,7 @@ from anyorder.roots import bisect
 #
 # with d = |i - j|: the Ornstein-Uhlenbeck process on a circle. Given s_0 the others are a bridge, a Markov chain, and
 # the law of (s_j, partial sum) is carried from bin to bin for each s_0. Every law that is put on a grid is spread
-# about its mean, and this can only raise E phi(L) for a convex phi (docs/accounting.md): a partial sum and a factor
+# about its mean, and this can only raise E phi(L) for a convex phi: a partial sum and a factor
 # xi always; a state s of the chain where phi rises too, as what follows is a + sum_i c_i e^(a_i s), 0 <= a_i <= 1,
 # convex in s; and where phi falls e^s is spread about its mean, in which the same is concave. What leaves the grid is
 # counted in full.

@@ -14,13 +14,14 @@ from anyorder.app import script_runner
 from anyorder.app.cards import facts_panel
 from anyorder.app.cli.output import Json, one_line_errors, print_json
 from anyorder.app.exits import ExitCode, fail
-from anyorder.app.verdict_page import EXIT_CODES, clear_verdict, outcome_of, save_verdict
+from anyorder.app.verdict_page import EXIT_CODES, clear_verdict, outcome_of, promise_of, save_verdict
 from anyorder.audit.loader_check import NOTHING, UNSURE, WHAT_IF
 from anyorder.errors import ArgumentError
 
 __all__ = ["check"]
 
 STYLES = {"holds": "green", "false": "red", "not proven": "yellow", NOTHING: "red", WHAT_IF: "cyan", UNSURE: "yellow"}
+PROMISES = {"green": "green", "amber": "yellow", "red": "red"}  # of a claim that holds
 
 _ENDS = {
     NOTHING: "epsilon is infinite",
@@ -94,16 +95,21 @@ def check(
     if found["problem"] is not None:
         raise ArgumentError(found["problem"])
     findings = found["findings"]
-    facts = [one.pop("facts") for one in findings]
+    promises = [promise_of(one) for one in findings]
+    facts = [
+        one.pop("facts") + ([] if promise is None else [("promise", promise[1])])
+        for one, promise in zip(findings, promises, strict=True)
+    ]
     outcome = outcome_of(findings, code)
     if out is not None:
         save_verdict(out, target, code, findings, facts)
     if as_json:
         print_json({"target": target, "exit_code": code, "outcome": outcome, "findings": findings})
     console = Console()
-    for one, rows in zip(findings, facts, strict=True):
+    for one, rows, promise in zip(findings, facts, promises, strict=True):
         if not as_json:
-            console.print(facts_panel("check", [(name, text) for name, text in rows], style=STYLES[one["verdict"]]))
+            style = STYLES[one["verdict"]] if promise is None else PROMISES[promise[0]]
+            console.print(facts_panel("check", [(name, text) for name, text in rows], style=style))
     if code != 0:
         fail(f"the script ended with exit code {code}; what is told is of the steps before", ExitCode.FAILED)
     if not findings:

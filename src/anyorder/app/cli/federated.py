@@ -22,7 +22,6 @@ from anyorder.formatting import counted, rounded_up
 
 __all__ = ["federated"]
 
-_MECHANISM = MECHANISM.replace("[bold]poisson[/bold] (DP-SGD with amplification), ", "")  # a choice that is public
 _AVAILABILITY = (
     "Who is there: [bold]uniform[/bold] (the same chance in every round), [bold]diurnal[/bold] (a daily wave), or "
     "[bold]check-in[/bold] (a timer on each device, so that rounds between two of a user are known only afterwards)."
@@ -64,7 +63,7 @@ def federated(
         float | None,
         typer.Option(help="L2 bound on one user's change of the model. Default: by the data set; 0.3 for your own."),
     ] = None,
-    mechanism: Annotated[str | None, typer.Option(help=_MECHANISM)] = None,
+    mechanism: Annotated[str | None, typer.Option(help=MECHANISM + " Default: auto.")] = None,
     min_separation: Annotated[
         int | None,
         typer.Option(

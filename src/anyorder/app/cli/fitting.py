@@ -21,7 +21,6 @@ from anyorder.formatting import counted, rounded_up
 
 __all__ = ["fit"]
 
-_MECHANISM = MECHANISM.replace("[bold]poisson[/bold] (DP-SGD with amplification), ", "")  # the order is the table's
 _BOUNDS = (
     'JSON, written by you and public: {"features": {"age": [17, 90], "job": ["clerk", "nurse"]}, "target": ["no", '
     '"yes"]}. Two numbers are low and high; words are categories.'
@@ -50,7 +49,7 @@ def fit(
     max_participations: Annotated[
         int | None, typer.Option(help="Most steps that one user's rows may be in; later rows are left out. Default: 1.")
     ] = None,
-    mechanism: Annotated[str | None, typer.Option(help=_MECHANISM)] = None,
+    mechanism: Annotated[str | None, typer.Option(help=MECHANISM + " Default: auto.")] = None,
     regularization: Annotated[
         float | None,
         typer.Option(help="Lambda of the learner. Default: computed from batch, bounds and noise, which are public."),

@@ -27,12 +27,10 @@ def report(
         Path | None,
         typer.Option(help="The page. Default: report.html in the folder; of a file, next to it with .html at the end."),
     ] = None,
-    owner: Annotated[str, typer.Option(help="Who answers for data and training. Empty: a line to fill in.")] = "",
-    purpose: Annotated[str, typer.Option(help="What the model is for. Empty: a line to fill in.")] = "",
-    data_set: Annotated[str, typer.Option(help="The data's name. Empty: a line to fill in.")] = "",
-    prepared: Annotated[
-        str, typer.Option(help="By whom and when the report was prepared. Empty: a line to fill in.")
-    ] = "",
+    owner: Annotated[str, typer.Option(help="Who answers for data and training.")] = "",
+    purpose: Annotated[str, typer.Option(help="What the model is for.")] = "",
+    data_set: Annotated[str, typer.Option(help="The data's name.")] = "",
+    prepared: Annotated[str, typer.Option(help="By whom and when the report was prepared.")] = "",
     units: Annotated[
         int | None, typer.Option(help="Number of privacy units, where the file does not say it.", min=1)
     ] = None,

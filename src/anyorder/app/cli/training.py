@@ -70,10 +70,10 @@ def train(
         float | None,
         typer.Option(help="L2 bound on one example's gradient. Default: 1; 0.02 for patches and scattering."),
     ] = None,
-    mechanism: Annotated[str | None, typer.Option(help=MECHANISM)] = None,
-    estimator: Annotated[str | None, typer.Option(help=ESTIMATOR)] = None,
+    mechanism: Annotated[str | None, typer.Option(help=MECHANISM + " Default: auto.")] = None,
+    estimator: Annotated[str | None, typer.Option(help=ESTIMATOR + " Default: full.")] = None,
     restart_every: RestartEvery = None,
-    completion: Annotated[str | None, typer.Option(help=COMPLETION)] = None,
+    completion: Annotated[str | None, typer.Option(help=COMPLETION + " Default: auto.")] = None,
     order: Annotated[
         str | None, typer.Option(help=ORDER + " Default: fixed for digits, patches and scattering, else shuffled.")
     ] = None,

@@ -88,15 +88,19 @@ class PrivacyCallback(_lightning.pytorch.Callback):  # type: ignore[misc, name-d
         net = getattr(module, self._network, None)
         if not isinstance(net, nn.Module):
             raise ArgumentError(f"network must name a module of {type(module).__name__}, got {self._network!r}")
+        if not module.automatic_optimization:
+            raise ArgumentError(
+                "manual optimization needs no callback: use PrivacyEngine.make_private in your loop, on the network, "
+                "its optimizer and the loader"
+            )
         inside = {id(p) for p in net.parameters()}  # a layer may have a second name outside
         outside = {name for name, p in module.named_parameters() if p.requires_grad and id(p) not in inside}
         if outside:
             raise ArgumentError(
                 f"network {self._network!r} must hold all trainable parameters, but {', '.join(sorted(outside))} "
-                "are outside: their gradients would not be private; move them into it or freeze them"
+                "are outside: their gradients would not be private; move them into it or freeze them. In a GAN take "
+                "manual optimization, and PrivacyEngine.make_private on the discriminator alone"
             )
-        if not module.automatic_optimization:
-            raise ArgumentError("manual optimization needs no callback: use PrivacyEngine.make_private in your loop")
         net.train()  # fit keeps the modes that it finds, and in evaluation no gradient is made
         configured = module.configure_optimizers()
         net, _, private_loader = self.engine.make_private(net, _optimizer(configured), loader, **self._options)

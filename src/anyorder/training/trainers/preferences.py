@@ -10,6 +10,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from threading import RLock, get_ident
 from typing import Any, NamedTuple
 
 import torch
@@ -188,6 +189,9 @@ _LOSSES: dict[str, Losses | None] = {
 """By the trainer; None: by labels, as those of transformers."""
 
 
+_FILTERS = RLock()  # held while a class of data sets drops no row, in one thread
+
+
 @contextmanager
 def quiet() -> Iterator[None]:
     """Nothing is warned of, logged or printed: TRL does, of single texts and of counts, while it prepares data."""
@@ -208,13 +212,14 @@ def all_rows(dataset: Any, prepare: Callable[[], Any]) -> Any:
 
     Raises: ArgumentError where the rows are not as many as before.
     """
-    kind = type(dataset)
-    own = kind.filter
-    kind.filter = lambda self, *args, **kwargs: self
-    try:
-        made = prepare()
-    finally:
-        kind.filter = own
+    kind, thread = type(dataset), get_ident()
+    with _FILTERS:
+        own = kind.filter
+        kind.filter = lambda self, *args, **kwargs: self if get_ident() == thread else own(self, *args, **kwargs)
+        try:
+            made = prepare()
+        finally:
+            kind.filter = own
     if len(made) != len(dataset):
         raise ArgumentError(
             "TRL must make one example of each row of train_dataset: one that is dropped or joined to another moves "
