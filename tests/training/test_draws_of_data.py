@@ -314,10 +314,15 @@ class SeldomDrawn(Crops):
         return self.x[i, 8:], i % 2
 
 
+class SeldomDrawnAtOnce(SeldomDrawn, FetchedAtOnce):
+    pass
+
+
+@pytest.mark.parametrize("kind", [SeldomDrawn, SeldomDrawnAtOnce])
 @pytest.mark.parametrize("draw", [by_torch, by_own])
-def test_a_data_set_of_which_few_examples_draw(draw):
+def test_a_data_set_of_which_few_examples_draw(draw, kind):
     """Until the first draws all of a batch are fetched under one state, which none sees that draws."""
-    assert_isolated(*(Run(loader_of(SeldomDrawn(r, draw, random.Random(1))), epochs=2) for r in (False, True)))
+    assert_isolated(*(Run(loader_of(kind(r, draw, random.Random(1))), epochs=2) for r in (False, True)))
 
 
 def test_a_kept_generator_is_afterwards_as_it_was():
