@@ -30,6 +30,7 @@ EDITS = [
 OPACUS = [
     ("import tqdm", "import opacus.validators\n..."),
     ("model = get_model", "model = opacus.validators.ModuleValidator.fix(get_model(model_name, dataset)).to(device)"),
+    ("model.zero_grad()", "optimizer.zero_grad()"),
     (
         "early_stopper = EarlyStopper",
         """

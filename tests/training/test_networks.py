@@ -565,6 +565,22 @@ def test_a_generator_step_by_all_ways_that_are_followed():
     assert all(p.grad is None for p in judge.parameters())
 
 
+def test_a_critics_weights_may_be_clipped_after_each_step():
+    """As in WGAN: a public bound on released weights, and the next pass reads them."""
+    torch.manual_seed(5)
+    critic, maker, data = net(4, 1), net(3, 4), torch.randn(N, 4)
+    private, optimizer, loader = bound(critic, data)
+    for (x,) in loader:
+        (private(maker(torch.randn(len(x), 3)).detach()).mean() - private(x).mean()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        for p in private.parameters():
+            p.data.clamp_(-0.01, 0.01)
+    with torch.no_grad():
+        torch.testing.assert_close(private(data), critic(data))
+    assert all(p.abs().max() <= 0.01 for p in critic.parameters())
+
+
 @pytest.mark.parametrize("cast", [Tensor.type_as, Tensor.to], ids=["type_as", "to"])
 def test_a_generator_may_have_the_dtype_of_a_batch(cast):
     """`noise.type_as(images)` takes no number of a batch; the numbers of one, cast in the same way, stay refused."""
