@@ -15,6 +15,7 @@ __all__ = [
     "NVFLARE",
     "OPACUS",
     "OPAKE",
+    "OPAKE_TRAINERS",
     "PFL",
     "TENSORFLOW",
     "TENSORFLOW_PRIVACY",
@@ -30,6 +31,7 @@ JAX_PRIVACY = ("jax-privacy==2.0.0",)
 PFL = ("pfl==0.6.0", "torch==2.13.0")
 DIFFPRIVLIB = ("diffprivlib==0.6.6", "scikit-learn==1.6.1")
 OPAKE = ("opake-dpftrl==0.16.1", "torch==2.13.0")
+OPAKE_TRAINERS = ("opake-transformers==0.16.1", "trl==1.16.0", "torch==2.13.0")
 TENSORFLOW = (
     "tensorflow==2.15.0", "tensorflow-probability==0.22.1", "dp-accounting==0.4.4", "dm-tree==0.1.8", "packaging==22.0",
     "scikit-learn", "absl-py==1.4.0",

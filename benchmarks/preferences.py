@@ -2,7 +2,7 @@
 
 A model of words is trained from nothing on public documents of the Brown corpus. The others are private: a passage of
 so many sentences is a user. SFT is on their sentences; DPO on pairs of a sentence and the same with two neighbouring
-words swapped. Each arm runs in a process of its own.
+words swapped. Each arm runs in a process of its own, and so does DPO by opake, for which a pair is the unit.
 
     python -m benchmarks.preferences --data-dir FOLDER --out FOLDER   FOLDER has Brown's Parquet file
     python -m benchmarks.preferences --data-dir FOLDER --quick        a fifth of the users, one epoch
@@ -35,9 +35,12 @@ from torch.utils.data import DataLoader
 import anyorder as ao
 from anyorder.accounting import Gaussian
 from anyorder.app import AuditSummary, Setup, audit_training, html_report
+from benchmarks._peers import OPAKE_TRAINERS, interpreter
 from benchmarks._report import Row, add_options, show
 
-ARMS = ("public", "sft plain", "sft private", "dpo plain", "dpo private")
+PEERS = Path(__file__).parent / "peers"
+
+ARMS = ("public", "sft plain", "sft private", "dpo plain", "dpo private", "dpo opake")
 LONGEST, PASSAGE, PROMPT, PUBLIC = (
     16,
     5,
@@ -141,6 +144,8 @@ def arm(name: str, folder: str, out: Path, quick: bool) -> dict[str, Any]:
     from anyorder.training.trainers.huggingface import PrivateTrainerMixin
 
     disable_progress_bars()
+    if name == "dpo opake":
+        return by_opake(folder, out, quick)
     texts, is_dpo, is_private = read(folder, quick), name.startswith("dpo"), name.endswith("private")
     tokens, ends = tokenizer(texts.words), []
     before = {"public": None, "sft": "public", "dpo": f"sft {'private' if is_private else 'plain'}"}[name.split()[0]]
@@ -195,6 +200,34 @@ def arm(name: str, folder: str, out: Path, quick: bool) -> dict[str, Any]:
     return found
 
 
+def by_opake(folder: str, out: Path, quick: bool) -> dict[str, Any]:
+    """The same pairs, epochs, rate and clip norm by opake's trainer, from the same model."""
+    texts, chance = read(folder, quick), random.Random(0)
+    tokens = tokenizer(texts.words)
+    with tempfile.TemporaryDirectory() as own:
+        tokens.save_pretrained(own)
+        told = {
+            "model": str(out / "sft private"), "tokenizer": own, "batch": 256, "rate": 1e-4,
+            "epochs": 1 if quick else 3, "longest": LONGEST + 2, "clip_norm": CLIP_NORM,
+            "epsilon": EPSILON, "delta": DELTA,
+            "pairs": [swapped(each, chance) for _, each in texts.users],
+        }  # fmt: skip
+        settings = Path(own, "settings.json")
+        settings.write_text(json.dumps(told))
+        python, script = interpreter(*OPAKE_TRAINERS, module="opake"), PEERS / "preferences_opake.py"
+        done = subprocess.run(
+            [python, script, settings, out / "dpo opake"], stdout=subprocess.PIPE, text=True, check=True
+        )
+    from transformers import GPT2LMHeadModel
+
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return (
+        found
+        | {"arm": "dpo opake"}
+        | judged(GPT2LMHeadModel.from_pretrained(out / "dpo opake"), tokens, texts.held_out)
+    )
+
+
 def audited(plan: Any, model: Any, rate: float, data: Any, tokens: Any, by_user: Any, quick: bool) -> str:
     """The verdict on a copy of the training, with canaries."""
 
@@ -217,15 +250,19 @@ def audited(plan: Any, model: Any, rate: float, data: Any, tokens: Any, by_user:
 
 def rows_of(found: dict[str, dict[str, Any]]) -> Iterator[Row]:
     """The table."""
-    for stage in ("sft", "dpo"):
-        ours, peer = found[f"{stage} private"], found[f"{stage} plain"]
+    with_opake = "dpo, compared with opake, whose unit is a pair"
+    for title, mine, other in (
+        ("sft", "sft private", "sft plain"), ("dpo", "dpo private", "dpo plain"),
+        (with_opake, "dpo private", "dpo opake"),
+    ):  # fmt: skip
+        ours, peer = found[mine], found[other]
         for name, unit in (
             ("ms", "ms of a processor a step"),
             ("MB", "MB at most"),
             ("perplexity", ""),
             ("right", "of pairs"),
         ):
-            yield Row(f"{stage}: {name}", ours[name], peer[name], peer[name] / ours[name], unit)
+            yield Row(f"{title}: {name}", ours[name], peer[name], peer[name] / ours[name], unit)
     for name in ("perplexity", "right"):
         yield Row(f"before: {name}", found["public"][name], None, None, "")
     both = Gaussian((found["sft private"]["mu"] ** 2 + found["dpo private"]["mu"] ** 2) ** 0.5)

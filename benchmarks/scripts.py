@@ -123,7 +123,7 @@ def run(name: str, way: str) -> dict[str, Any]:
             "MPLBACKEND": "agg",
         }
         out = Path(temporary) / "found.json"
-        command = [sys.executable, str(HERE / "corpus" / "_inside.py"), str(out), script.name, *found.ARGS]
+        command = [sys.executable, str(HERE / "corpus" / "_inside.py"), way, str(out), script.name, *found.ARGS]
         try:
             done = subprocess.run(
                 command, cwd=folder, env=environment, timeout=LIMIT, check=False, stdin=subprocess.DEVNULL,
@@ -173,12 +173,13 @@ def keep(new: list[dict[str, Any]]) -> None:
 def page(rows: list[dict[str, Any]]) -> str:
     """The table, a line a case, and how many do what above it."""
     found = {(row["script"], row["way"]): row for row in rows}
-    lines, counts = [], {"runs": 0, "refused": 0, "untouched": 0, "opacus": 0}
+    lines, counts = [], {"runs": 0, "refused": 0, "untouched": 0, "opacus": 0, "tried": 0}
     for name in sorted({row["script"] for row in rows}):
         this, (plain, ours, opacus) = case(name), (found.get((name, way), {}) for way in WAYS)
         private = outcome(ours)
         counts[private] = counts.get(private, 0) + 1
         counts["untouched"] += private == "runs" and this.MODEL == "untouched"
+        counts["tried"] += "steps" in opacus
         counts["opacus"] += bool(opacus.get("steps")) and "error" not in opacus
         more = sum(
             len([x for x in textwrap.dedent(e[-1]).split("\n") if x.strip() not in ("", "...")]) for e in this.EDITS
@@ -194,7 +195,8 @@ def page(rows: list[dict[str, Any]]) -> str:
     head = "| script | private | lines | model | loss | time | memory | Opacus | its time | its memory | why |"
     told = (
         f"{len(lines)} scripts: {counts['runs']} run privately, {counts['untouched']} of them with the model "
-        f"untouched, and {len(lines) - counts['runs']} do not. With Opacus {counts['opacus']} run."
+        f"untouched, and {len(lines) - counts['runs']} do not. Opacus was tried on {counts['tried']} of them, "
+        f"and runs on {counts['opacus']}."
     )
     return "\n".join([told, "", head, "|" + "---|" * head.count(" | ") + "---|", *lines])
 
@@ -232,7 +234,7 @@ def main() -> int:
             told = (
                 row.get("error") or f"{row['steps']} steps, {row['step_seconds'] or 0:.4f} s, {row['peak_mib']:.0f} MiB"
             )
-            print(json.dumps(row) if asked.json else f"{name:28} {row['way']:7} {told}")
+            print(json.dumps(row) if asked.json else f"{name:28} {row['way']:7} {told}", flush=True)
         ours = next(row for row in rows if row["way"] == "ours")
         if outcome(ours) != case(name).RESULT:
             wrong += 1

@@ -1,6 +1,6 @@
 """Runs one script as its author would, and writes down its steps, its peak memory and what the engine kept.
 
-python _inside.py FOUND.json SCRIPT [ARGUMENT ..], in the script's folder.
+python _inside.py WAY FOUND.json SCRIPT [ARGUMENT ..], in the script's folder.
 """
 
 import itertools
@@ -33,10 +33,11 @@ def note_engines() -> None:
     make_private = anyorder.PrivacyEngine.make_private
 
     def noted(engine: Any, *args: Any, **kwargs: Any) -> Any:
+        made = make_private(engine, *args, **kwargs)
         ENGINES.append(engine)
-        return make_private(engine, *args, **kwargs)
+        return made
 
-    anyorder.PrivacyEngine.make_private = noted  # type: ignore[method-assign]
+    anyorder.PrivacyEngine.make_private = noted  # type: ignore[assignment, method-assign]
 
 
 def load_torchvision() -> None:
@@ -67,11 +68,11 @@ def found() -> dict[str, Any]:
 
 
 def main() -> None:
-    kept, script, *arguments = sys.argv[1:]
+    way, kept, script, *arguments = sys.argv[1:]
     load_torchvision()
-    if "import anyorder" in Path(script).read_text():
+    if way == "ours":
         note_engines()
-    register_optimizer_step_post_hook(note_step)  # type: ignore[no-untyped-call]
+    register_optimizer_step_post_hook(note_step)
     sys.argv = [script, *arguments]
     sys.path[0] = str(Path.cwd())
     warnings.simplefilter("ignore")

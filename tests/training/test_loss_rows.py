@@ -24,7 +24,7 @@ import anyorder as ao
 from anyorder.clipping import ExampleLoss
 from anyorder.clipping import loss as loss_module
 from anyorder.clipping.rows import TOTAL, ByRow, Coupled, Interpreter, NoRule
-from anyorder.errors import ModelError, ModelWarning
+from anyorder.errors import ModelError, ModelWarning, TrainingError
 from anyorder.plan.planner import plan_at_sigma
 
 B, C, T = 8, 6, 4
@@ -1124,6 +1124,38 @@ def one_by_one(loss, memory, trained=()):
         loss(out, memory).backward()
         memory.append(out.detach())
         optimizer.step()
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda x: x.div_(2),
+        lambda x: F.relu(x, inplace=True),
+        lambda x: x[:, 0].mul_(2),
+        lambda x: operator.itruediv(x, 2),
+    ],
+)
+def test_an_output_that_is_written_in_place_is_refused_in_words(write):
+    """A copy may be written, as often as the loop likes."""
+    told, kept = run(lambda out, y, x, m: write(out).square().mean(), False)
+    assert kept == "refused"
+    assert "written in place: make a new tensor" in told
+    check(lambda out, y, x, m: write(out.clone()).square().mean(), "proved")
+
+
+def test_a_batch_that_is_written_in_place_before_backward_is_refused_in_words():
+    """As by `batch.div_(255)` of what the model was given; torch's own words name a tensor by its shape alone."""
+    model = nn.Linear(3, 2)
+    plan = ao.plan(dataset_size=8, batch_size=4, epochs=1, epsilon=8, delta=1e-3, mechanism="tree")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(TensorDataset(torch.ones(8, 3)), batch_size=4)
+    private, _, loader = ao.PrivacyEngine(plan).make_private(model, optimizer, loader)
+    (x,) = next(iter(loader))
+    out = private(x)
+    x.div_(255)
+    with pytest.raises(TrainingError, match=r"was written in place since. Make a new tensor: x = x / 2"):
+        out.square().mean().backward()
+    assert model.weight.grad is None
 
 
 def test_numbers_taken_out_of_an_earlier_batch_of_one_are_refused_too():

@@ -644,11 +644,16 @@ class _Tape:
         own_states = _of_recurrent(args, given) if func in _RECURRENT and rule is None and not kwargs else None
         if known is None and own_states is not None:
             known = own_states, None
-        if known is not None:
-            result = function(*args, **kwargs)
-            states, written = known
-        else:
-            result, states, written = self._interpret(function, args, kwargs, given, at, rule)
+        try:
+            if known is not None:
+                result = function(*args, **kwargs)
+                states, written = known
+            else:
+                result, states, written = self._interpret(function, args, kwargs, given, at, rule)
+        except RuntimeError as refusal:
+            if "is a view and is being modified inplace" in str(refusal):
+                raise _writes_output() from refusal
+            raise
         if not own:
             earlier = type(written_to) is _Watched
             self._adopt(written_to, _EARLIER if earlier else written)
@@ -1226,6 +1231,13 @@ def _other_rows(what: str) -> ModelError:
     return ModelError(
         f"{what} (negatives that are other examples of the batch, perhaps): a unit's gradient would be of another "
         "unit's data too. Pair what belongs to one example: its own views, or what is public"
+    )
+
+
+def _writes_output() -> ModelError:
+    return ModelError(
+        "an output of the private model is written in place: make a new tensor, out = out / 2 in place of out /= 2, or "
+        "F.relu(out) without inplace=True; or take out = model(x).clone(), which may be written"
     )
 
 

@@ -343,9 +343,10 @@ def _check_output(leaf: Any) -> None:
     if isinstance(leaf, Tensor) and leaf.dim() and leaf.shape[0] != 1:
         raise ModelError(
             "every output of the model must have the examples as its leading dimension; on one example it has shape "
-            f"{tuple(leaf.shape)}, not (1, ...): use batch_first=True, move that dimension to the front, or take the "
-            "batch size from the input (x.shape[0]) where it is written into forward. The last state of a recurrent "
-            "layer has its layers first, also under batch_first=True: do not return it, or return state.transpose(0, 1)"
+            f"{tuple(leaf.shape)}, not (1, ...): use batch_first=True, move that dimension to the front, name the "
+            "dimension that squeeze() drops (squeeze(1), else it drops the one example too), or take the batch size "
+            "from the input (x.shape[0]) where it is written into forward. The last state of a recurrent layer has its "
+            "layers first, also under batch_first=True: do not return it, or return state.transpose(0, 1)"
         )
 
 

@@ -232,6 +232,16 @@ class Passes:
             self._finish(back)
 
 
+def _cannot_go_back(error: RuntimeError) -> TrainingError:
+    told = str(error)
+    if "modified by an inplace operation" in told:
+        told = (
+            "a parameter, or a tensor that the model was given, was written in place since. Make a new tensor: "
+            "x = x / 2 in place of x /= 2 or x.div_(2)"
+        )
+    return TrainingError(f"backward through the private model cannot run: {told}")
+
+
 def _whole_batch() -> ModelError:
     return ModelError(
         "a network is given what another made, so that gradients go back through both, and the batch does not go "
@@ -1170,7 +1180,7 @@ class _GhostJob:
         try:
             ctx.saved_tensors  # noqa: B018  parameters and inputs
         except RuntimeError as error:
-            raise TrainingError(f"backward through the private model cannot run: {error}") from error
+            raise _cannot_go_back(error) from error
 
     def _pass(
         self, groups: Tensor, receive: Any = None, recorder: Recorder | None = None, passes: Passes | None = None
@@ -1559,6 +1569,6 @@ class _FunctionalOutputs(torch.autograd.Function):
         try:
             tensors = ctx.saved_tensors  # checks that none was changed in place
         except RuntimeError as error:
-            raise TrainingError(f"backward through the private model cannot run: {error}") from error
+            raise _cannot_go_back(error) from error
         job.backward(tensors, cotangents[: job.differentiable])
         return (None,) * (2 + len(tensors))

@@ -205,7 +205,8 @@ class BatchIdentity:
             raise TrainingError(
                 "this batch was already used by a backward pass: each unit is clipped once a step. Iterate over the "
                 "loader again for each epoch (itertools.cycle and list(loader) give the first one's batches again); "
-                "for several passes over a batch, add their losses and call backward once"
+                "for several passes over a batch, add their losses and call backward once; to look at what the model "
+                "says of it now, call model.eval() before"
             )
         return unused[0] if len(unused) == 1 else None
 
