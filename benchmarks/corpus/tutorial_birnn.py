@@ -20,7 +20,8 @@ EDITS = [
     ),
 ]
 OPACUS = [
-    ("import torchvision.transforms as", "...\nimport opacus"),
+    ("import torchvision.transforms as", "...\nimport opacus.validators"),
+    ("criterion = nn.CrossEntropyLoss()", "...\nmodel = opacus.validators.ModuleValidator.fix(model)"),
     (
         "optimizer = torch.optim.Adam",
         """

@@ -33,6 +33,7 @@ OPACUS = [
             loss_reduction="sum")
         """,
     ),
+    ("out = model.decode(z)", "out = model._module.decode(z).view(-1, 1, 28, 28)"),
 ]
 MODEL = "untouched"
 RESULT, WHY = "runs", ""

@@ -40,8 +40,10 @@ OPACUS = [
     (
         "# 5. Begin training",
         """
+        channels, classes = model.n_channels, model.n_classes
         model, optimizer, train_loader = opacus.PrivacyEngine().make_private(
             module=model, optimizer=optimizer, data_loader=train_loader, noise_multiplier=1.0, max_grad_norm=1.0)
+        model.n_channels, model.n_classes = channels, classes
         """,
     ),
 ]
