@@ -204,6 +204,7 @@ def alone_over_classes(out, y, x, m):
 
 
 PROVED = {
+    "parts of the rows": lambda out, y, x, m: sum(part.exp().sum() for part in out.split(3)) / B,
     "cross entropy": lambda out, y, x, m: F.cross_entropy(out[:, 0], classes(y)),
     "smoothed labels": lambda out, y, x, m: F.cross_entropy(out[:, 0], classes(y), label_smoothing=0.1),
     "one label, -100": lambda out, y, x, m: F.cross_entropy(out[:, 1], y[:, 1]),
@@ -449,6 +450,7 @@ REFUSED = {
     "rolled by one and by two": lambda out, y, x, m: (out.roll(1, 0) - x.roll(2, 0)).square().mean(),
     "in another fixed order": lambda out, y, x, m: (out[ORDER] - x).square().mean(),
     "halves": lambda out, y, x, m: (out.chunk(2)[0] - x.chunk(2)[1]).square().mean(),
+    "halves of the outputs": lambda out, y, x, m: (out.split(B // 2)[0] * out.split(B // 2)[1]).mean(),
     "one row on": lambda out, y, x, m: (out[1:] - x[:-1]).square().mean(),
     "picked by others' masks": lambda out, y, x, m: out[m.flip(0)].square().sum(),
     "gathered from the batch": lambda out, y, x, m: out[:, 0].gather(0, y.clamp(min=0)).square().mean(),
