@@ -36,6 +36,7 @@ from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from importlib import import_module, metadata
 from pathlib import Path
+from statistics import median
 from types import ModuleType
 from typing import Any
 
@@ -47,6 +48,8 @@ KEPT = HERE / "results" / "scripts.jsonl"
 PAGE = HERE.parent / "docs" / "scripts.md"
 BEGIN, END = "<!-- table: python -m benchmarks.scripts --write -->", "<!-- end of table -->"
 WAYS = ("plain", "ours", "opacus")
+LONG = 0.05
+"""Seconds of a plain step from which what is added to each step, whatever its size, counts little."""
 LIMIT = 300
 """Seconds for a run."""
 VERSIONS = ("torch", "opacus")
@@ -198,7 +201,23 @@ def page(rows: list[dict[str, Any]]) -> str:
         f"untouched, and {len(lines) - counts['runs']} do not. Opacus was tried on {counts['tried']} of them, "
         f"and runs on {counts['opacus']}."
     )
+    told += _medians([(found.get((name, "ours"), {}), found.get((name, "plain"), {})) for name in names()])
     return "\n".join([told, "", head, "|" + "---|" * head.count(" | ") + "---|", *lines])
+
+
+def _medians(pairs: Iterable[tuple[dict[str, Any], dict[str, Any]]]) -> str:
+    """Half of the private runs take no more than these multiples of the plain ones."""
+    both = [(own, plain) for own, plain in pairs if outcome(own) == "runs" and own["step_seconds"]]
+    both = [(own, plain) for own, plain in both if plain.get("step_seconds")]
+    times = [(plain["step_seconds"], own["step_seconds"] / plain["step_seconds"]) for own, plain in both]
+    long = [ratio for plain, ratio in times if plain >= LONG]
+    if not long:
+        return ""
+    memory = median(own["peak_mib"] / plain["peak_mib"] for own, plain in both)
+    return (
+        f" The median private step takes {median(ratio for _, ratio in times):.2g} plain ones, {median(long):.2g} "
+        f"where a plain one takes {1e3 * LONG:.0f} ms or more, and {memory:.3g} times the memory."
+    )
 
 
 def _ratio(row: dict[str, Any], plain: dict[str, Any], key: str) -> str:

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from benchmarks.scripts import case, edited, edits, error_of, names, outcome, page
+from benchmarks.scripts import BEGIN, PAGE, case, edited, edits, error_of, names, outcome, page
 
 MOST = 60
 """Letters of an anchor: enough to find a line, too few to be a text of others."""
@@ -68,3 +68,11 @@ def test_an_error_is_found_in_front_of_a_progress_bar():
     assert error_of(told) == "anyorder.errors.ModelError: no rows"
     assert error_of("killed\n") == "killed"
     assert error_of("") == "no message"
+
+
+def test_the_readme_counts_as_the_page_does():
+    told = PAGE.read_text().split(BEGIN)[1].split("|")[0]
+    scripts, runs, untouched = re.match(r"\s*(\d+) scripts: (\d+) run privately, (\d+) of them", told).groups()
+    readme = " ".join((PAGE.parents[1] / "README.md").read_text().split())
+    assert f"[{scripts} public training scripts]" in readme
+    assert f"{runs} run with it, {untouched} of them with the model untouched" in readme
