@@ -451,7 +451,15 @@ def test_one_claim_of_several_that_does_not_hold_is_enough(held, code, folder, m
 
     def ran(line, **options):
         findings = [
-            {"outcome": "claim", "holds": one, "verdict": "holds" if one else "false", "facts": []} for one in held
+            {
+                "outcome": "claim",
+                "holds": one,
+                "verdict": "holds" if one else "false",
+                "facts": [],
+                "true": 1.0,
+                "delta": 1e-5,
+            }
+            for one in held
         ]
         with open(line[3], "w") as file:
             json.dump({"findings": findings, "problem": None}, file)

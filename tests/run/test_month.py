@@ -50,7 +50,7 @@ def cell(plan, folder, model, *, gone=(), until=None, budget=None):
         if budget is not None:
             budget.spend(plan, folder.name, run=engine.certificate())
         train_to(plan.n if until is None else until, engine, private, optimizer, batches)
-        engine.save({"model": model.state_dict()})
+        engine.save()
         engine.certificate().save(folder / "run.privacy.json")
         engine.evidence().save(folder / "secret.evidence.json")
         torch.save(model.state_dict(), folder / "model.pt")

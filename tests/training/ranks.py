@@ -409,11 +409,12 @@ def killed(folder):
 def resumed(folder):
     """Go on from checkpoints: the killed run; runs of two ranks that one process went on with."""
     run = start(folder / "killed" / "run.ckpt", scalar=True)
+    assert run[0].extra == {"by": "rank"}
     results = {"killed": (run[0].step, outcome(run, train(*run)))}
     for name, (kind, fsdp) in SAVED.items():  # what was sharded is resumed plain, and the other way round
         run = start(folder / name / "run.ckpt", kind=kind, fsdp=not fsdp)
-        results[name] = run[0].step, outcome(run, train(*run, loss=0.0))
         assert run[0].extra == {"by": "rank"}
+        results[name] = run[0].step, outcome(run, train(*run, loss=0.0))
     return results
 
 
