@@ -206,7 +206,7 @@ def test_a_federation_whose_parts_are_killed_goes_on(federation, tmp_path):
     # One is asked a round. For a node that was killed Flower answers with an error, and its round is of nobody.
     options = {"rounds": ROUNDS, "participations": PARTICIPATIONS, "report-goal": 1, "cohort": 1}
     # A round whose node was killed lasts until its time is up, where Flower does not answer for it.
-    options |= {"timeout": 120.0, "output": str(tmp_path)}
+    options |= {"timeout": 60.0, "output": str(tmp_path)}
     config = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"] | options
     federation.link()
     federation.node("ann")

@@ -52,7 +52,7 @@ def second(folder, first):
     refuse_lost_steps(folder)
     for name, (kind, _) in ranks.SAVED.items():
         run = ranks.start(folder / name / "run.ckpt", kind=kind)
-        assert run[0].step == 8
+        assert (run[0].step, run[0].extra) == (8, {"by": "rank"})
         ranks.train(*run, until=12, loss=0.0, save_every=4)
         run[0].close()
     done = processes.run_on_two_ranks("-W", "ignore", SCRIPT, "second", folder)
