@@ -1,47 +1,14 @@
 """A classifier of digits with Lightning's command line."""
 
-from pathlib import Path
+from benchmarks.corpus import _lightning
 
-from benchmarks.corpus import _made_up
-
-REPOSITORY, COMMIT = "https://github.com/Lightning-AI/pytorch-lightning", "7f0c3436cd3f6ad3753125672024fc415cbcb414"
+REPOSITORY, COMMIT, ARGS = _lightning.REPOSITORY, _lightning.COMMIT, _lightning.ARGS
+NEEDS, HERE, OPACUS = _lightning.NEEDS, _lightning.HERE, _lightning.OPACUS
 SCRIPT = "examples/pytorch/basics/backbone_image_classifier.py"
-ARGS = ["--trainer.max_epochs", "2", "--trainer.accelerator", "cpu", "--trainer.logger", "false"]
-NEEDS = (
-    "torchvision==0.28.0",
-    "jsonargparse==4.53.0",
-    "docstring-parser==0.18.0",
-    "typeshed-client==2.15.0",
-    "importlib-resources==7.1.0",
-)
-HERE = [
-    ("dataset, [55000, 5000]", "dataset, [480, 32], generator=torch.Generator().manual_seed(42)"),
-]
 EDITS = [
-    (
-        "from torch.nn import functional as F",
-        "...\nimport anyorder as ao\nfrom anyorder.training.trainers.lightning import PrivacyCallback",
-    ),
-    (
-        "cli.trainer.fit(cli.model",
-        """
-        train = cli.datamodule.train_dataloader()
-        plan = ao.plan(
-            loader=train, epochs=cli.trainer.max_epochs, epsilon=8, delta=1e-5,
-            optimizer=cli.model.configure_optimizers())
-        privacy = PrivacyCallback(plan, network="backbone")
-        model, loader = privacy.make_private(cli.model, train)
-        cli.datamodule.train_dataloader = lambda: loader
-        cli.trainer.callbacks.append(privacy)
-        cli.trainer.fit(model, datamodule=cli.datamodule)
-        """,
-    ),
+    ("from torch.nn import functional as F", _lightning.IMPORTS),
+    _lightning.ours("backbone"),
 ]
-OPACUS = "Lightning makes the optimizer itself, and Opacus has no callback for it."
 MODEL = "untouched"
 RESULT, WHY = "runs", ""
-
-
-def stand_in(folder: Path) -> None:
-    _made_up.mnist(folder / "../../Datasets")
-    _made_up.mnist(folder / "data")
+stand_in = _lightning.stand_in

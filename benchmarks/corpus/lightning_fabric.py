@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from benchmarks.corpus import _made_up
+from benchmarks.corpus import _lightning, _made_up
 
-REPOSITORY, COMMIT = "https://github.com/Lightning-AI/pytorch-lightning", "7f0c3436cd3f6ad3753125672024fc415cbcb414"
+REPOSITORY, COMMIT = _lightning.REPOSITORY, _lightning.COMMIT
 SCRIPT = "examples/fabric/image_classifier/train_fabric.py"
 ARGS = ["--epochs", "2"]
 NEEDS = ("torchvision==0.28.0",)

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from benchmarks.corpus import _made_up
+from benchmarks.corpus import _lightning, _made_up
 
-REPOSITORY, COMMIT = "https://github.com/Lightning-AI/pytorch-lightning", "7f0c3436cd3f6ad3753125672024fc415cbcb414"
+REPOSITORY, COMMIT = _lightning.REPOSITORY, _lightning.COMMIT
 SCRIPT = "examples/pytorch/domain_templates/generative_adversarial_net.py"
 ARGS: list[str] = []
 NEEDS = ("torchvision==0.28.0",)

@@ -3,9 +3,9 @@
 import random
 from pathlib import Path
 
-from benchmarks.corpus import _texts
+from benchmarks.corpus import _lightning, _texts
 
-REPOSITORY, COMMIT = "https://github.com/Lightning-AI/pytorch-lightning", "7f0c3436cd3f6ad3753125672024fc415cbcb414"
+REPOSITORY, COMMIT = _lightning.REPOSITORY, _lightning.COMMIT
 SCRIPT = "examples/pytorch/basics/transformer.py"
 ARGS: list[str] = []
 HERE = [
