@@ -130,8 +130,13 @@ def page(title: str, paper: str, rows: list[Kept]) -> str:
         assert curves is not None
         text.append(f"{row.claim.place}:\n\n![{curves.y} against {curves.x}]({plot_name(row)})\n")
     whole = "\n".join(text)
+    return without_usual_power(whole, seeds, least)
+
+
+def without_usual_power(text: str, seeds: str, least: str) -> str:
+    """Of powers that have the page's usual seeds and least difference, the half width alone."""
     power = rf"{seeds}, (± [^,|]+), least {re.escape(least)}(?![.]?\d)"
-    return re.sub(power, r"\1", whole) if seeds else whole
+    return re.sub(power, r"\1", text) if seeds else text
 
 
 def measured(told: list[dict[str, str]]) -> list[str]:

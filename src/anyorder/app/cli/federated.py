@@ -9,7 +9,7 @@ from rich.console import Console
 
 from anyorder.app.cards import facts_panel
 from anyorder.app.cli.output import (
-    MECHANISM,
+    PUBLIC_MECHANISM,
     BudgetFile,
     Epsilon,
     Json,
@@ -63,7 +63,7 @@ def federated(
         float | None,
         typer.Option(help="L2 bound on one user's change of the model. Default: by the data set; 0.3 for your own."),
     ] = None,
-    mechanism: Annotated[str | None, typer.Option(help=MECHANISM + " Default: auto.")] = None,
+    mechanism: Annotated[str | None, typer.Option(help=PUBLIC_MECHANISM + " Default: auto.")] = None,
     min_separation: Annotated[
         int | None,
         typer.Option(

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from anyorder.app.cards import facts_panel
 from anyorder.app.cli.output import (
-    MECHANISM,
+    PUBLIC_MECHANISM,
     BudgetFile,
     Json,
     one_line_errors,
@@ -49,7 +49,7 @@ def fit(
     max_participations: Annotated[
         int | None, typer.Option(help="Most steps that one user's rows may be in; later rows are left out. Default: 1.")
     ] = None,
-    mechanism: Annotated[str | None, typer.Option(help=MECHANISM + " Default: auto.")] = None,
+    mechanism: Annotated[str | None, typer.Option(help=PUBLIC_MECHANISM + " Default: auto.")] = None,
     regularization: Annotated[
         float | None,
         typer.Option(help="Lambda of the learner. Default: computed from batch, bounds and noise, which are public."),

@@ -108,9 +108,11 @@ ORDER = (
 )
 MECHANISM = (
     "Noise: [bold]auto[/bold] (least error), [bold]tree[/bold] (DP-FTRL), [bold]independent[/bold] (DP-SGD without "
-    "amplification), [bold]poisson[/bold] (DP-SGD with amplification; not in fit and federated), a name from plan "
-    "--compare, or a kind and its size: dense, 'banded, 64 bands', 'blt, 5 buffers'."
+    "amplification), [bold]poisson[/bold] (DP-SGD with amplification), a name from plan --compare, or a kind and its "
+    "size: dense, 'banded, 64 bands', 'blt, 5 buffers'."
 )
+PUBLIC_MECHANISM = MECHANISM.replace("[bold]poisson[/bold] (DP-SGD with amplification), ", "")
+"""Where the order is not drawn in secret."""
 ESTIMATOR = "Tree: [bold]full[/bold], [bold]online[/bold] or [bold]vanilla[/bold] estimates of prefix sums."
 RESTART = "Tree: a fresh tree every so many epochs; 0 for never. Default: what gives least error."
 SELECTION = (
