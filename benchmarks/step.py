@@ -10,8 +10,8 @@ rounds of (a method's steps over the plain ones of the same round) is printed: "
 lets each process keep the memory that it frees. `blt` has 4 buffers. Opacus runs in an environment of its own, made on
 first use, without Poisson sampling, as our loader has none. "-": it does not run the model.
 
-Peak memory, of the whole process, and the time of the first step are those of a GPT with adapters of rank 8 (LoRA), as
-multiples of a plain process and a plain later step; there the C library gives memory back as it does by itself.
+Peak memory, of the whole process, and the time of the first step are those of two GPTs with adapters of rank 8 (LoRA),
+as multiples of a plain process and a plain later step; there the C library gives memory back as it does by itself.
 """
 
 import json
@@ -53,6 +53,7 @@ MODELS = {
     "lstm-16": Model("LSTM 670, 10004 words, batch 16", 1.2, 2),
     "gpt": Model("GPT 4 x 256, 64 tokens, batch 32", 1.12, 1),
     "lora": Model("GPT 4 x 256, adapters alone, 10000 words, 8 x 128", 1.0, 1),
+    "lora-100": Model("GPT 12 x 768, the same", 1.0, 1),
 }
 QUICK = ("small", "logistic", "mnist", "table")
 ROUNDS = 9
@@ -89,15 +90,20 @@ def rows(names: Any, *, quick: bool) -> Iterator[dict[str, Any]]:
             "name": model.words, "plain": 1e3 * median(one["step"] for one in plain), "unit": "ms", "goal": model.goal,
             **{method: over.get(method) for method in METHODS[1:]},
         }  # fmt: skip
-    if "lora" not in names:
-        return
+    for name in sorted({"lora", "lora-100"}.intersection(names)):
+        yield from _memory(name, pythons)
+
+
+def _memory(name: str, pythons: dict[str, str]) -> Iterator[dict[str, Any]]:
+    """Peak memory and the first step, of a plain process and a plain later step."""
     methods = [method for method in METHODS if method in pythons]
-    found = in_turns("lora", methods, pythons, 2, 1, dict(os.environ))
+    found = in_turns(name, methods, pythons, 2, 1, dict(os.environ))
+    size = MODELS[name].words.split(",")[0]
     for key, words, unit, goal in (("mib", "peak memory", "MiB", 1.05), ("first", "first step", "ms", 1.5)):
         base = found["plain"][0]["mib" if key == "mib" else "step"]
         yield {
-            "name": f"{words}, GPT with adapters, 8 x 128", "plain": base * (1 if key == "mib" else 1e3), "unit": unit,
-            "goal": goal,
+            "name": f"{words}, {size} with adapters, 8 x 128", "plain": base * (1 if key == "mib" else 1e3),
+            "unit": unit, "goal": goal,
             **{method: found[method][0][key] / base if found.get(method) else None for method in METHODS[1:]},
         }  # fmt: skip
 

@@ -27,13 +27,13 @@ class Block(nn.Module):
 
 
 class Gpt(nn.Module):
-    """4 blocks of width 256."""
+    """Blocks of attention, 64 dimensions a head."""
 
-    def __init__(self, words: int = 1000, length: int = 64) -> None:
+    def __init__(self, words: int = 1000, length: int = 64, blocks: int = 4, width: int = 256) -> None:
         super().__init__()
-        self.tokens, self.positions = nn.Embedding(words, 256), nn.Embedding(length, 256)
-        self.blocks, self.norm = nn.Sequential(*(Block(256, 4) for _ in range(4))), nn.LayerNorm(256)
-        self.head = nn.Linear(256, words, bias=False)
+        self.tokens, self.positions = nn.Embedding(words, width), nn.Embedding(length, width)
+        self.blocks = nn.Sequential(*(Block(width, width // 64) for _ in range(blocks)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, words, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         places = torch.arange(x.shape[1]).expand_as(x).contiguous()  # one that Opacus can view
@@ -52,9 +52,9 @@ class Adapted(nn.Module):
         return self.layer(x) + self.up(self.down(x))
 
 
-def adapted_gpt() -> nn.Module:
+def adapted_gpt(blocks: int, width: int) -> nn.Module:
     """A GPT of 10 000 words and 128 places, of which adapters of the attention alone are trained (LoRA)."""
-    model = Gpt(10_000, 128).requires_grad_(False)
+    model = Gpt(10_000, 128, blocks, width).requires_grad_(False)
     for block in model.blocks:
         block.qkv, block.out = Adapted(block.qkv), Adapted(block.out)  # type: ignore[assignment,arg-type]
     return model
@@ -154,8 +154,9 @@ def case(name: str, opacus: bool) -> tuple[nn.Module, Tensor, Tensor]:
             return cifar_cnn(), torch.randn(500, 3, 32, 32), torch.randint(10, (500,))
         case "gpt":
             return Gpt(), torch.randint(1000, (32, 64)), torch.randint(1000, (32, 64))
-        case "lora":
-            return adapted_gpt(), torch.randint(10_000, (8, 128)), torch.randint(10_000, (8, 128))
+        case "lora" | "lora-100":
+            blocks, width = (4, 256) if name == "lora" else (12, 768)
+            return adapted_gpt(blocks, width), torch.randint(10_000, (8, 128)), torch.randint(10_000, (8, 128))
         case "table":
             return Means(), torch.randint(10**6, (1024, 4)), torch.randint(2, (1024,))
         case "lstm-16" | "lstm-64":
