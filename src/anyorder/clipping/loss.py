@@ -49,7 +49,7 @@ from torch.nn import functional as F
 
 from anyorder import checks
 from anyorder.clipping import torch_private as private
-from anyorder.clipping.coupling import check_argument, check_nothing_kept
+from anyorder.clipping.coupling import check_argument, check_nothing_kept, written_since
 from anyorder.clipping.rows import (
     TOTAL,
     ByRow,
@@ -847,6 +847,10 @@ class _Tape:
         self.allowed = True
         try:
             result = Tensor.backward(loss, *args, **kwargs)  # type: ignore[no-untyped-call]
+        except RuntimeError as error:  # of torch, which names no tensor
+            if isinstance(error, AnyorderError) or not any(map(str(error).__contains__, _WROTE)):
+                raise
+            raise written_since() from None
         finally:
             self.allowed, self.gradients = False, None
         self.watch.kept = min("promised" if self.assumed else kept, self.watch.kept or "proved", key=_KEPT.index)
@@ -1022,6 +1026,10 @@ class _Tape:
             for device_type, enabled, dtype in self._autocast:
                 stack.enter_context(torch.autocast(device_type, dtype, enabled, cache_enabled=False))
             yield
+
+
+_WROTE = "modified by an inplace operation", "has been modified inplace"
+"""What torch says of a tensor that was written between its two passes."""
 
 
 def _after_a_look(state: State, result: Any, read: set[State]) -> State:
