@@ -1454,6 +1454,34 @@ def test_outputs_without_gradients_go_neither_into_the_model_nor_to_a_generator_
         (F.cross_entropy(private(following)[0], labels, reduction="none") * usage[labels]).mean().backward()
 
 
+class Marked(nn.Linear):
+    """Classes of its rows, and a public constant that it holds."""
+
+    marks = torch.zeros(1, 3, dtype=torch.long)
+
+    def forward(self, x):
+        out = super().forward(x)
+        return out, out.argmax(-1), self.marks
+
+
+def test_outputs_without_gradients_are_in_the_order_of_the_rows_that_the_model_was_given():
+    private, _, loader = private_of(Marked(3, 3))
+    x, y = next(iter(loader))
+    out, classes, _ = private(x.flip(0))
+    with pytest.raises(ModelError, match="couples examples"):
+        ((classes == y) * out.square().sum(1)).mean().backward()
+    F.cross_entropy(out, classes).backward()
+
+
+def test_what_is_written_into_an_output_without_gradients_is_not_written_into_the_model():
+    private, _, loader = private_of(Marked(3, 3))
+    x, y = next(iter(loader))
+    _, _, marks = private(x)
+    marks[0].add_(y[0] + 1)
+    assert marks[0].eq(y[0] + 1).all()
+    assert not private.module.marks.any()
+
+
 def test_no_refusal_says_how_many_a_mask_chose():
     private, _, loader = private_of(nn.Linear(3, 3), batch_size=8)
     x, y = next(iter(loader))
