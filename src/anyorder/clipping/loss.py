@@ -1951,8 +1951,6 @@ def _one_at_a_time(run: Any, batches: Any, kwargs: Any, tape: _Tape | None, rule
     made = again(*unwatched(batches))
     if tape is None or tape.closed:
         return made
-    if tape.watch.escaped:  # what it reads besides may have such numbers
-        tape.of_written, rule = True, _of_written
     again.first.append(made)
     with private.WithoutSubclasses():
         return tape.call(again, batches, {}, rule=rule)
@@ -1973,10 +1971,6 @@ class _Again:
                 return self.run(*rows, **self.kwargs)
         finally:
             _given_alone.pop()
-
-
-def _of_written(states: list[State]) -> State:
-    return _WRITTEN
 
 
 def _follow_vmap(run: Any, in_dims: Any, out_dims: Any, args: Any, kwargs: Any) -> Any:
