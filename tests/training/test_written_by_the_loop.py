@@ -55,7 +55,7 @@ WRITES = {
 def test_numbers_of_a_batch_are_not_written_into_the_model(name, after):
     """A running mean of inputs, say: all later gradients would follow from every unit so far, without noise."""
     _, private, optimizer, loader = private_of(Scaled())
-    with pytest.raises(ModelError, match="written into|put something of a batch"):
+    with pytest.raises(ModelError, match="written into|put something of a batch|put into an attribute"):
         for x, y in loader:
             number = x.abs().max().item()
             if not after:
@@ -149,6 +149,46 @@ def test_an_output_that_is_no_probability_adds_zero_and_raises_nothing(reduction
     outputs = torch.sigmoid(private(x)).squeeze(1)
     expected = F.binary_cross_entropy(outputs.detach().clone(), (y > 1).float(), reduction=reduction)
     assert torch.equal(F.binary_cross_entropy(outputs, (y > 1).float(), reduction=reduction), expected)
+
+
+class Shared(nn.Module):
+    """Reads what stands in a list of the loop."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.linear(x) + SHARED[0].sum()
+
+
+SHARED = [torch.zeros(3)]
+
+
+@pytest.mark.parametrize("when", ["before", "on the way back", "of an earlier batch", "a number"])
+@pytest.mark.parametrize("chunk_size", [None, 2])
+def test_a_model_reads_no_tensor_that_the_loop_has_of_a_batch(when, chunk_size):
+    """By chunks the model runs again on the way back; else what it reads then may be anything."""
+    SHARED[0] = torch.zeros(3)
+    _, private, optimizer, loader = private_of(Shared(), chunk_size=chunk_size)
+
+    def train():
+        for x, y in loader:
+            if when == "before":
+                SHARED[0] = x.mean(0)
+            loss = F.cross_entropy(outputs := private(x), y)
+            if when == "on the way back":
+                SHARED[0] = outputs.detach().mean(0)
+            loss.backward()
+            optimizer.step()
+            SHARED[0] = torch.zeros(3) if when == "on the way back" else outputs.detach().mean(0)
+            SHARED[0] = torch.tensor(float(len(x))) if when == "a number" else SHARED[0]
+
+    if when == "a number" or (when == "on the way back" and chunk_size is None):
+        train()
+    else:
+        with pytest.raises(ModelError, match="reads a tensor of a batch that it was not given"):
+            train()
 
 
 def test_hooks_on_what_a_loss_saves_are_refused():

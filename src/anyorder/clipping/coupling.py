@@ -35,6 +35,16 @@ def note(made: Made, *tensors: Tensor) -> None:
     made.extend(map(weakref.ref, tensors))
 
 
+def check_own(types: Any) -> None:
+    """Refuse what the training loop has of a batch, in a function that a model calls: a global of both, perhaps."""
+    if any(getattr(kind, "is_of_a_batch", False) for kind in types):
+        raise ModelError(
+            "the model reads a tensor of a batch that it was not given, which the training loop put into an attribute "
+            "of it or a variable of both: it has numbers of all examples, and would let one move the gradients of "
+            "others. Give the model one row for each example, as an argument; public numbers may stand anywhere"
+        )
+
+
 class Witness(TorchFunctionMode):
     """Notes what every function makes."""
 
@@ -43,6 +53,8 @@ class Witness(TorchFunctionMode):
         self._made = made
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if types:
+            check_own(types)
         result = func(*args, **(kwargs or {}))
         for made in result if isinstance(result, (tuple, list)) else (result,):
             if isinstance(made, Tensor):
@@ -72,7 +84,7 @@ def one_pass(made: Made) -> Iterator[None]:
     # What compiled parts would be compiled to is not used, and the compiler keeps tensors.
     eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
     try:
-        with eager:
+        with eager, private.WithSubclasses():  # what the loop has of a batch is seen, also on the way back
             yield
     except BaseException:
         made.clear()  # the error's own frames hold them

@@ -27,7 +27,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from anyorder.clipping import torch_private as private
-from anyorder.clipping.coupling import Made, Witness, note
+from anyorder.clipping.coupling import Made, Witness, check_own, note
 from anyorder.clipping.mapping import reparametrized
 from anyorder.clipping.norms import BLOCK, ConvolutionUse, DirectUse, EmbeddingUse, Geometry, LinearUse, Table, Use
 from anyorder.clipping.torch_private import pytree
@@ -155,6 +155,8 @@ class Tracer(TorchFunctionMode):
             self.track(tensor, ParameterView(name))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if types:
+            check_own(types)
         kwargs = kwargs or {}
         rule, values = RULES.get(func), (*args, *kwargs.values()) if kwargs else args
         table = self._table_among(values) if self.tables else None
