@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, StackDataset, Subset
+from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, StackDataset, Subset, default_collate
 
 from anyorder import checks
 from anyorder.errors import ArgumentError, LoaderError
@@ -36,12 +36,13 @@ from anyorder.sampling.read_loader import Order, check_loader, is_plain, take_or
 from anyorder.sampling.row_digests import ExampleDigests
 from anyorder.sampling.samplers import PaddedBatch, SecretBatchSampler, key_of
 from anyorder.sampling.shapes import (
-    CollateAny,
     Collated,
     CollatedAlone,
     Joining,
     PublicShapes,
     RowShapes,
+    Stacked,
+    inner,
     is_rowwise,
     named_tensors,
 )
@@ -159,12 +160,13 @@ class PrivateLoader:
         if self._collates and not self._stacks:
             own = None if like is None else _made_up(loader, like, self._shapes)
             seeded["collate_fn"] = CollatedAlone(seeded.get("collate_fn", loader.collate_fn), self._shapes, own)
+        elif self._collates and inner(loader.collate_fn) is default_collate:
+            seeded["collate_fn"] = Stacked(seeded.get("collate_fn", loader.collate_fn))
         self._loader = rebuild(loader, self._batches, **seeded)
 
     def _is_rowwise(self, collate: Any) -> bool:
         """Whether the user's function may be called on a batch."""
-        own = collate.collate if isinstance(collate, CollateAny) else collate
-        return self._shapes is None and is_rowwise(own)
+        return self._shapes is None and is_rowwise(inner(collate))
 
     @cached_property
     def rows(self) -> ExampleDigests | None:
@@ -276,7 +278,9 @@ class PrivateLoader:
                     raise
                 if given is _END:
                     break
-                batch, numbers, empty = given if type(given) is Collated else (given, None, None)
+                batch, numbers, empty = given, None, None
+                if type(given) is Collated:
+                    batch, numbers, empty = given.whole(), given.numbers, given.empty
                 units, padding = self._units(batch, sent)
                 if not self._collates or (numbers is None and batch is not given):
                     batch = self._of_one_shape(batch, units)
