@@ -142,7 +142,8 @@ class LossWatch:
             return kind(map(tape.of_batch, batch))
         tape.followed_data = _all_followed(batch)
         self.has_unfollowed = self.has_unfollowed or not tape.followed_data
-        return _changed(batch, tape.of_batch)
+        single = {id(leaf) for values in getattr(handed, "single_rows", ()) for leaf in _flat(values)}
+        return _changed(batch, lambda tensor: tape.of_batch(tensor, id(tensor) not in single))
 
     def batch_of(self, given: Any) -> tuple[Any, bool]:
         """(the batch, as it was handed out, whose rows the model is given; whether they stand in the batch's order).
@@ -414,6 +415,7 @@ def _parts(tree: Any) -> list[Any] | None:
         return None
     parts = [part for _, part in named_parts(tree)]
     is_container = issubclass(kind, (tuple, list, dict, UserDict)) or is_dataclass(kind)
+    is_container = is_container or kind in pytree.SUPPORTED_NODES
     return parts if parts and (is_container or any(issubclass(type(part), Tensor) for part in parts)) else None
 
 
@@ -521,11 +523,11 @@ class _Tape:
 
     # -- roots -------------------------------------------------------------------------------------------------------
 
-    def of_batch(self, tensor: Tensor) -> Tensor:
-        """A tensor of the batch that the loader made."""
+    def of_batch(self, tensor: Tensor, of_all: bool = True) -> Tensor:
+        """A tensor of the batch that the loader made. `of_all`: it is not of a single row, whatever its length."""
         if type(tensor) is not Tensor or tensor.layout is not torch.strided:
             return tensor
-        by_row = tensor.dim() and tensor.shape[0] == self.sizes[0]
+        by_row = of_all and tensor.dim() and tensor.shape[0] == self.sizes[0]
         shown: Any = self.follow(tensor, _BY_ROW if by_row else _OF_BATCH)
         shown.plain = tensor
         self.roots.append(_Source(shown.number, tensor, private.version(tensor), None))

@@ -10,8 +10,8 @@ several examples, that could join them. So an object is here what it holds:
 """
 
 import weakref
-from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections import OrderedDict, UserDict
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from types import GetSetDescriptorType, MemberDescriptorType, SimpleNamespace
 from typing import Any, NamedTuple
@@ -91,6 +91,16 @@ def named_parts(value: Any) -> list[tuple[Any, Any]]:
     return [*(apart.contents or {}).items(), *(apart.attributes or {}).items(), *named]
 
 
+def fields_of(batch: Any) -> dict[Any, Any]:
+    """The fields of a batch, by key or place; of other mappings than dicts as they give them, none of other objects."""
+    apart = taken_apart(batch)
+    if apart is not None and apart.contents is None and issubclass(type(batch), UserDict):
+        apart = taken_apart((apart.attributes or {}).get("data"))
+    if apart is not None and apart.contents is not None:
+        return apart.contents
+    return dict(batch) if isinstance(batch, Mapping) else {}
+
+
 def put_together(
     kind: type, contents: Iterable[Any] | None, more: Callable[[Any], tuple[dict[str, Any] | None, dict[int, Any]]]
 ) -> Any:
@@ -118,7 +128,7 @@ def put_together(
 
 
 def remade(value: Any, change: Callable[[Any], Any]) -> Any:
-    """An object of the class that holds what `change` makes of each thing this one holds; this one if nothing changed."""
+    """An object of the class, of what `change` makes of each thing that this one holds; this one if nothing changed."""
     apart, changed = taken_apart(value), {}
     assert apart is not None
 
@@ -179,7 +189,17 @@ class Above(NamedTuple):
     levels: int
 
 
-_PLAIN = (tuple, list, dict)
+class Values(list[Any]):
+    """A list with one value for each row, such as a text or a dict of its boxes."""
+
+
+def listed_values(tree: Any) -> list[list[Any]]:
+    """All `Values` of a tree."""
+    kind = type(tree)
+    if kind is Values:
+        return [tree]
+    parts = tree.values() if kind is dict else tree if kind in (tuple, list, Planned) else ()
+    return [found for part in parts for found in listed_values(part)]
 
 
 def mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
@@ -201,6 +221,8 @@ def carried_out(tree: Any, above: tuple[Any, ...] = ()) -> Any:
         return {key: carried_out(part, above) for key, part in tree.items()}
     if kind is tuple or kind is list:
         return kind([carried_out(part, above) for part in tree])
+    if kind is Values:
+        return list(tree)
     if kind is Above:
         return weakref.ref(above[-1 - tree.levels])
     if kind is not Planned:

@@ -42,6 +42,7 @@ class Batch:
         rows: that the model is called on, those of the padding too.
         shapes: the public shapes of the rows; None: all have that of the batch.
         empty: (rows,) those that are made up and count for nothing; None: there are none.
+        single_rows: lists in the batch with one value for each row.
         used: whether a backward pass has used it.
     """
 
@@ -53,9 +54,10 @@ class Batch:
         padding: int = 0,
         shapes: RowShapes | None = None,
         empty: NDArray[np.bool_] | None = None,
+        single_rows: Iterable[list[Any]] = (),
     ) -> None:
         self.units, self.position, self.iteration, self.padding = units, position, iteration, padding
-        self.shapes, self.empty = shapes, empty
+        self.shapes, self.empty, self.single_rows = shapes, empty, single_rows
         self.rows, self.used = len(units) + padding, False
 
 

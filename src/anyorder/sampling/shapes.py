@@ -42,7 +42,9 @@ from anyorder.sampling.batch_classes import (
     Apart,
     Kind,
     Planned,
+    Values,
     carried_out,
+    listed_values,
     mapped,
     named_parts,
     taken_apart,
@@ -217,6 +219,10 @@ class Collated(NamedTuple):
         """The batch, with its objects."""
         return carried_out(self.batch)
 
+    def single_rows(self) -> list[list[Any]]:
+        """The values of lists that have one for each row: what stands in them is of that row, whatever its shape."""
+        return listed_values(self.batch)
+
     def pin_memory(self) -> "Collated":
         """As a DataLoader asks for it."""
         return self._replace(batch=mapped(self.batch, lambda leaf: leaf.pin_memory() if type(leaf) is Tensor else leaf))
@@ -348,7 +354,7 @@ def named_tensors(batch: Any, name: Name = None, depth: int = _DEEP) -> Iterator
     elif isinstance(batch, np.ndarray):
         if batch.dtype.kind in "biufc":
             yield name, torch.from_numpy(batch)
-    elif depth and (not isinstance(batch, list) or _has_fields(batch)):
+    elif depth and (type(batch) is not list or _has_fields(batch)):
         for key, part in named_parts(batch):
             yield from named_tensors(part, key if isinstance(key, str) or name is None else name, depth - 1)
 
@@ -367,7 +373,8 @@ class Joining:
 
     Attributes:
         numbers: (examples,) of each one's shape: the least that holds it; the largest for one that none holds.
-        has_objects: whether what was joined has objects of classes that are not Python's own containers.
+        has_objects: whether what was joined has objects of classes that are not Python's own containers, or lists of
+            one value for each row that may be such.
     Raises: LoaderError where they cannot be joined. It says nothing of which, or how large.
     """
 
@@ -392,7 +399,11 @@ class Joining:
                 return np.concatenate([np.asarray(part) for part in parts])
             return self._tensors([torch.from_numpy(np.asarray(part)) for part in parts], name).numpy()
         if kind is list and not any(map(_has_fields, parts)):
-            return [value for part in parts for value in part]
+            values = Values(value for part in parts for value in part)
+            if all(type(value) in _SETTINGS for value in values):  # as texts are
+                return list(values)
+            self.has_objects = True
+            return values
         if kind in _SETTINGS or issubclass(kind, (type, Enum)):
             return _one_setting(parts)
         of = [part() for part in parts] if kind is weakref.ref else parts
@@ -422,7 +433,8 @@ class Joining:
             nothing = {"_encodings": None, "_n_sequences": None}
             apart = [one._replace(attributes={**one.attributes, **nothing}) for one in apart]
         self._open.append(parts)
-        own = Apart(*(self._things(list(things), name) for things in zip(*apart, strict=True)))
+        known: dict[Any, Any] = {}
+        own = Apart(*(self._things(list(things), name, known) for things in zip(*apart, strict=True)))
         self._open.pop()
         if kind is dict:
             return own.contents
@@ -431,17 +443,21 @@ class Joining:
         self.has_objects = True
         return Planned(Kind(kind), *own)
 
-    def _things(self, things: list[Any], name: Name) -> Any:
-        """What stands in one place of each of several objects, joined under each name."""
+    def _things(self, things: list[Any], name: Name, known: dict[Any, Any]) -> Any:
+        """What stands in one place of each of several objects, joined by name; what is item and attribute, once."""
         if things[0] is None:
             return None
         keys = list(things[0])
         if not all(map(_is_name, keys)) or any(list(one) != keys for one in things):
             raise LoaderError("collate_fn gives one example other fields than another; give all the same")
-        return {
-            key: self.plan([one[key] for one in things], key if isinstance(key, str) or name is None else name)
-            for key in keys
-        }
+        joined = {}
+        for key in keys:
+            parts = [one[key] for one in things]
+            at = key, *map(id, parts)
+            if at not in known:
+                known[at] = self.plan(parts, key if isinstance(key, str) or name is None else name)
+            joined[key] = known[at]
+        return joined
 
     def _tensors(self, parts: list[Tensor], name: Name) -> Tensor:
         if any(part.is_nested or part.layout not in (torch.strided, torch.sparse_coo) for part in parts):
