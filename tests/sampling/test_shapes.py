@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data._utils import collate as torch_collate
 
 from anyorder.clipping.loss import LossWatch
-from anyorder.errors import ArgumentError, LoaderError
+from anyorder.errors import ArgumentError, LoaderError, ModelError
 from anyorder.sampling.batch_classes import named_parts
 from anyorder.sampling.loader import PrivateLoader
 from anyorder.sampling.shapes import CollatedAlone, Joining, PublicShapes, RowShapes, Stacked
@@ -501,3 +501,16 @@ def test_what_stands_in_two_places_is_joined_once():
     assert batch.x is batch["x"]
     shown = LossWatch().batch(batch, len(ROWS))
     assert shown.x is shown["x"]
+
+
+def test_a_value_of_one_row_is_not_one_row_of_each():
+    """A tensor that was as long as the batch by chance moved a sum by 6.7 clip norms."""
+    loader = PrivateLoader(
+        DataLoader([torch.zeros(4)] * 4, 4, collate_fn=lambda rows: [{"box": x} for x in rows]), seed=0
+    )
+    watch, handed = LossWatch(), []
+    loader.show = lambda batch, rows, own: handed.append(own) or watch.batch(batch, rows, own)
+    (batch,) = loader
+    assert len(batch) == 4
+    with pytest.raises(ModelError, match="not one row for each example"):
+        watch.outputs(torch.zeros(4, requires_grad=True) + 0, 2 * batch[0]["box"])
