@@ -64,7 +64,8 @@ class Apart(NamedTuple):
 
 def taken_apart(value: Any) -> Apart | None:
     """What it holds; None where that is not known."""
-    layout = _layout(type(value))
+    kind: type = type(value)
+    layout = _layout(kind)
     if layout is None:
         return None
     contents: dict[Any, Any] | None = None
@@ -84,7 +85,8 @@ def taken_apart(value: Any) -> Apart | None:
 
 def named_parts(value: Any) -> list[tuple[Any, Any]]:
     """(name, value) of all that it holds; nothing where that is not known."""
-    apart, layout = taken_apart(value), _layout(type(value))
+    kind: type = type(value)
+    apart, layout = taken_apart(value), _layout(kind)
     if apart is None or layout is None:
         return []
     named = [(layout.slots[i][0], part) for i, part in apart.slots.items()]
