@@ -154,7 +154,7 @@ def remade(value: Any, change: Callable[[Any], Any]) -> Any:
 # What an object will be made of, as plain containers: on its way from a worker none of its code runs either.
 
 
-class Kind:
+class SentClass:
     """A class, on its way to another process."""
 
     def __init__(self, kind: type) -> None:
@@ -167,19 +167,19 @@ class Kind:
             try:  # a class that is made when it is asked for, as those of PyG's batches, says how: of an empty object
                 function, args, *_ = layout.base.__new__(self.kind).__reduce_ex__(4)
             except Exception:  # which has nothing that it would read
-                return Kind, (self.kind,)
+                return SentClass, (self.kind,)
             return _made_kind, (function, args)
-        return Kind, (self.kind,)
+        return SentClass, (self.kind,)
 
 
-def _made_kind(function: Callable[..., Any], args: tuple[Any, ...]) -> Kind:
-    return Kind(type(function(*args)))
+def _made_kind(function: Callable[..., Any], args: tuple[Any, ...]) -> SentClass:
+    return SentClass(type(function(*args)))
 
 
-class Planned(NamedTuple):
+class PlannedObject(NamedTuple):
     """What an object of a class is to hold."""
 
-    kind: Kind
+    kind: SentClass
     contents: dict[Any, Any] | None
     attributes: dict[str, Any] | None
     slots: dict[int, Any]
@@ -191,16 +191,16 @@ class Above(NamedTuple):
     levels: int
 
 
-class Values(list[Any]):
+class RowValues(list[Any]):
     """A list with one value for each row, such as a text or a dict of its boxes."""
 
 
 def listed_values(tree: Any) -> list[list[Any]]:
-    """All `Values` of a tree."""
+    """All `RowValues` of a tree."""
     kind = type(tree)
-    if kind is Values:
+    if kind is RowValues:
         return [tree]
-    parts = tree.values() if kind is dict else tree if kind in (tuple, list, Planned) else ()
+    parts = tree.values() if kind is dict else tree if kind in (tuple, list, PlannedObject) else ()
     return [found for part in parts for found in listed_values(part)]
 
 
@@ -211,8 +211,8 @@ def mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
         return {key: mapped(part, change) for key, part in tree.items()}
     if kind is tuple or kind is list:
         return kind([mapped(part, change) for part in tree])
-    if kind is Planned:
-        return Planned(tree.kind, *(mapped(part, change) for part in tree[1:]))
+    if kind is PlannedObject:
+        return PlannedObject(tree.kind, *(mapped(part, change) for part in tree[1:]))
     return change(tree)
 
 
@@ -223,11 +223,11 @@ def carried_out(tree: Any, above: tuple[Any, ...] = ()) -> Any:
         return {key: carried_out(part, above) for key, part in tree.items()}
     if kind is tuple or kind is list:
         return kind([carried_out(part, above) for part in tree])
-    if kind is Values:
+    if kind is RowValues:
         return list(tree)
     if kind is Above:
         return weakref.ref(above[-1 - tree.levels])
-    if kind is not Planned:
+    if kind is not PlannedObject:
         return tree
     own = tree.kind.kind
     contents: Any = None

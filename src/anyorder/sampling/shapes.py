@@ -40,9 +40,9 @@ from anyorder.errors import AnyorderError, ArgumentError, LoaderError, ModelErro
 from anyorder.sampling.batch_classes import (
     Above,
     Apart,
-    Kind,
-    Planned,
-    Values,
+    PlannedObject,
+    RowValues,
+    SentClass,
     carried_out,
     listed_values,
     mapped,
@@ -388,7 +388,7 @@ class Joining:
         return carried_out(self.plan(parts))
 
     def plan(self, parts: list[Any], name: Name = None) -> Any:
-        """The parts of a field of this name, joined; what is an object of a class of one's own is `Planned`."""
+        """The parts of a field of this name, joined; what is an object of a class of one's own is `PlannedObject`."""
         first, kind = parts[0], type(parts[0])
         if len(set(map(type, parts))) > 1:
             raise LoaderError("collate_fn gives one example other types than another; give all the same")
@@ -399,7 +399,7 @@ class Joining:
                 return np.concatenate([np.asarray(part) for part in parts])
             return self._tensors([torch.from_numpy(np.asarray(part)) for part in parts], name).numpy()
         if kind is list and not any(map(_has_fields, parts)):
-            values = Values(value for part in parts for value in part)
+            values = RowValues(value for part in parts for value in part)
             if all(type(value) in _SETTINGS for value in values):  # as texts are
                 return list(values)
             self.has_objects = True
@@ -441,7 +441,7 @@ class Joining:
         if kind in (tuple, list):
             return kind((own.contents or {}).values())
         self.has_objects = True
-        return Planned(Kind(kind), *own)
+        return PlannedObject(SentClass(kind), *own)
 
     def _things(self, things: list[Any], name: Name, known: dict[Any, Any]) -> Any:
         """What stands in one place of each of several objects, joined by name; what is item and attribute, once."""
