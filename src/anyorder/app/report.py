@@ -427,7 +427,8 @@ def _command(name: str = "run.privacy.json", large: bool = False) -> Html:
         "you trust where the file comes from."
     )
     return join(
-        tag("p", "You need the file and ", tag("code", "anyorder[cli]"), ": no data, no model, no key, no network."),
+        tag("p", "You need the file and ", tag("code", "anyorder"), " with its extra ", tag("code", "cli"),
+            ": no data, no model, no key, no network."),
         tag("pre", f"anyorder verify{option} {name}"),
         tag("p", told) if large else Html(),
         tag("p", "This recomputes every claim from the file. The last line must begin with ",
