@@ -563,9 +563,9 @@ class PrivateTrainer(PrivateTrainerMixin, _transformers.Trainer):  # type: ignor
     `ao.Public`.
 
     With `save_strategy`, the privacy state is saved in `output_dir` next to each checkpoint, and
-    `train(resume_from_checkpoint=True)` in a new trainer goes on from the last of them, or from the start where there is
-    none yet: steps that were released are then repeated exactly. A run that was refused before its first step goes on
-    by `train()`.
+    `train(resume_from_checkpoint=True)` in a new trainer goes on from the last of them. Where there is none yet it goes
+    on from the start, and repeats exactly what was released. A run that was refused before its first step needs no
+    more than `train()`.
 
     A step is `gradient_accumulation_steps` micro-batches of `per_device_train_batch_size` examples. Where memory is
     short: `chunk_size` bounds gradients, micro-batches bound activations too; the sums are the same.
