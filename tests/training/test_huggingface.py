@@ -17,6 +17,7 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
 tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
 
+from anyorder.sampling.shapes import CollatedAlone  # noqa: E402
 from anyorder.training.trainers.huggingface import PrivateTrainer, PrivateTrainerMixin, example_losses  # noqa: E402
 from plans import flat_plan  # noqa: E402
 
@@ -227,6 +228,39 @@ def test_a_run_goes_on_from_its_last_checkpoint(tmp_path):
     second.train(resume_from_checkpoint=True)
     assert second.engine.step == EPOCHS * N // B
     torch.testing.assert_close(weights(second.model), weights(whole.model), atol=1e-6, rtol=1e-5)
+
+
+def test_a_run_that_was_refused_before_its_first_step_goes_on(tmp_path):
+    """The corrected program finds the refused one's checkpoint, which has the key and no step."""
+    data = Sentences(False)
+    uneven = [{**data[i], "input_ids": data[i]["input_ids"][: 3 + i % 4]} for i in range(N)]
+    uneven = [{**row, "attention_mask": torch.ones_like(row["input_ids"])} for row in uneven]
+    whole = trainer(bert(), uneven, tmp_path / "whole", private={"pad_to": LENGTH})
+    whole.train()
+    other = bert()
+    other.classifier.weight.data.zero_()
+    with pytest.raises(LoaderError, match="pad_to"):
+        trainer(other, uneven, tmp_path / "run", learning_rate=3.0).train()
+    mended = trainer(bert(), uneven, tmp_path / "run", private={"pad_to": LENGTH})
+    mended.train()
+    assert mended.engine.step == EPOCHS * N // B
+    assert torch.equal(weights(mended.model), weights(whole.model))
+
+
+def test_a_run_that_ended_before_its_first_save_repeats_its_steps(tmp_path):
+    whole = trainer(bert(dropout=0.1), Sentences(), tmp_path / "whole")
+    whole.train()
+    first = trainer(bert(dropout=0.1), Sentences(), tmp_path / "run", save_strategy="steps", save_steps=6)
+    first.add_callback(Interrupt())
+    with pytest.raises(KeyboardInterrupt):
+        first.train()
+    first.engine.close()
+    with pytest.raises(CheckpointError, match="took steps"):
+        trainer(bert(dropout=0.1), Sentences(), tmp_path / "run").train()
+    second = trainer(bert(dropout=0.1), Sentences(), tmp_path / "run")
+    second.train(resume_from_checkpoint=True)
+    assert second.engine.step == EPOCHS * N // B
+    assert torch.equal(weights(second.model), weights(whole.model))
 
 
 def test_a_run_in_micro_batches_goes_on_within_an_epoch_that_ends_within_a_step(tmp_path):
@@ -626,6 +660,19 @@ def test_the_length_of_one_text_moves_no_other(words, tmp_path):
         run.train()
         found.append(weights(model) - before)
     assert (found[0] - found[1]).norm() < 1e-3 * found[0].norm()
+
+
+def test_what_a_tokenizer_keeps_of_texts_is_of_no_batch():
+    """The batch had the first text's alone."""
+
+    def collate(texts):
+        return tokenizer()(texts, padding="max_length", max_length=4, return_tensors="pt")
+
+    texts = ["w1", "w2 w3", "w4"]
+    batch = CollatedAlone(collate, None)(texts).whole()
+    assert type(batch) is type(collate(texts))
+    assert batch.encodings is batch.n_sequences is None
+    assert torch.equal(batch["input_ids"], collate(texts)["input_ids"])
 
 
 def test_texts_of_several_lengths_need_public_ones(tmp_path):

@@ -37,6 +37,7 @@ import weakref
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import is_dataclass
 from itertools import repeat
 from operator import attrgetter, is_, itemgetter
 from typing import Any, NamedTuple
@@ -65,6 +66,7 @@ from anyorder.clipping.rows import (
 )
 from anyorder.clipping.torch_private import pytree
 from anyorder.errors import AnyorderError, ArgumentError, ModelError, TrainingError
+from anyorder.sampling.batch_classes import named_parts, remade
 
 _CURE = (
     "take the loss of each example (reduction='none') and the mean over all examples, or give the criterion one "
@@ -140,7 +142,8 @@ class LossWatch:
             return kind(map(tape.of_batch, batch))
         tape.followed_data = _all_followed(batch)
         self.has_unfollowed = self.has_unfollowed or not tape.followed_data
-        return _changed(batch, tape.of_batch)
+        single = {id(leaf) for values in getattr(handed, "single_rows", ()) for leaf in _flat(values)}
+        return _changed(batch, lambda tensor: tape.of_batch(tensor, id(tensor) not in single))
 
     def batch_of(self, given: Any) -> tuple[Any, bool]:
         """(the batch, as it was handed out, whose rows the model is given; whether they stand in the batch's order).
@@ -307,11 +310,12 @@ class LossWatch:
 
     def _tape_of(self, given: Any, size: int) -> "tuple[_Tape, tuple[Any, ...]]":
         """Where the batch is written down that the model was called with, and which rows of it these are."""
-        found, without_rule = None, False
+        found, without_rule, taken_for_rows = None, False, False
         for leaf in _flat(given):
             if type(leaf) is not _Watched:
                 if isinstance(leaf, Tensor) and (self.escaped or self.was_written(leaf)):
                     raise ModelError(f"the model was given a tensor that {_WRITTEN.why}: give it the loader's own")
+                taken_for_rows = taken_for_rows or (self.has_unfollowed and isinstance(leaf, Tensor))
                 continue
             tape, number = _place(leaf)
             if tape is None:
@@ -322,11 +326,12 @@ class LossWatch:
                     "would reach the gradients of this one. Begin each batch again, or put a whole sequence into a row"
                 )
             state = tape.states[number]
-            if isinstance(state, Coupled) and state is not _OF_BATCH:
+            as_it_came = state is _OF_BATCH and any(root.number == number for root in tape.roots)
+            if isinstance(state, Coupled) and not as_it_came:
                 raise ModelError(
                     f"the model was given a tensor that {state.why}: give it rows of single examples, as the loader did"
                 )
-            if state is None or state is _OF_BATCH:
+            if state is None or as_it_came:
                 continue
             if isinstance(state, NoRule):  # of the rows, as far as anybody knows
                 without_rule = True
@@ -345,6 +350,7 @@ class LossWatch:
             found = tape, state.axis
         if found is not None:
             found[0].given_without_rule |= without_rule
+            found[0].assumed |= taken_for_rows
             return found
         newest = self._newest()
         if newest is None or newest.closed or newest.sizes != [size]:
@@ -353,6 +359,7 @@ class LossWatch:
                 _leave_to_python()
             self._newest = weakref.ref(newest)
         newest.given_without_rule |= without_rule
+        newest.assumed |= taken_for_rows
         return newest, (0,)
 
 
@@ -391,30 +398,27 @@ def _changed(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
         return kind([_changed(leaf, change) for leaf in tree])
     if kind is dict:
         return {name: _changed(leaf, change) for name, leaf in tree.items()} if tree else tree
-    if isinstance(tree, UserDict):  # as Hugging Face's
-        changed = copy.copy(tree)
-        changed.data = _changed(tree.data, change)
-        return changed
     if kind in _SETTINGS:
         return tree
-    if kind in pytree.SUPPORTED_NODES or not _holds_tensors(tree):
-        leaves, structure = private.flattened(tree)
-        alone = len(leaves) == 1 and leaves[0] is tree
-        return tree if alone else pytree.tree_unflatten([_changed(leaf, change) for leaf in leaves], structure)
-    changed = copy.copy(tree)
-    if isinstance(tree, dict):
-        dict.update(changed, _changed(dict(tree), change))
-    if hasattr(tree, "__dict__"):
-        vars(changed).update(_changed(vars(tree), change))
-    return changed
+    if _parts(tree) is not None:
+        return remade(tree, lambda part: _changed(part, change))
+    leaves, structure = private.flattened(tree)
+    alone = len(leaves) == 1 and leaves[0] is tree
+    return tree if alone else pytree.tree_unflatten([_changed(leaf, change) for leaf in leaves], structure)
 
 
-def _holds_tensors(tree: Any) -> bool:
-    """Whether it is of a class of one's own that holds tensors as attributes, or by names, as a batch may."""
-    if isinstance(tree, (type, Tensor)):
-        return False
-    held = [*getattr(tree, "__dict__", {}).values(), *(tree.values() if isinstance(tree, dict) else ())]
-    return any(isinstance(value, Tensor) for value in held)
+def _parts(tree: Any) -> list[Any] | None:
+    """What a container of a class of one's own holds, or an object that has tensors, as a batch may; None of others.
+
+    No code of the class runs: on a batch that nobody follows yet it could join rows.
+    """
+    kind = type(tree)
+    if issubclass(kind, (type, Tensor)):
+        return None
+    parts = [part for _, part in named_parts(tree)]
+    is_container = issubclass(kind, (tuple, list, dict, UserDict)) or is_dataclass(kind)
+    is_container = is_container or kind in pytree.SUPPORTED_NODES
+    return parts if parts and (is_container or any(issubclass(type(part), Tensor) for part in parts)) else None
 
 
 def _flat(tree: Any) -> list[Any]:
@@ -429,16 +433,14 @@ def _flat(tree: Any) -> list[Any]:
             waiting += one[::-1]
         elif kind is dict:
             waiting += [*one.values()][::-1]
-        elif isinstance(one, UserDict):
-            waiting.append(one.data)
-        elif kind in pytree.SUPPORTED_NODES or not _holds_tensors(one):
+        elif (parts := _parts(one)) is not None:
+            waiting += parts[::-1]
+        else:
             leaves = private.flattened(one)[0]
             if len(leaves) == 1 and leaves[0] is one:
                 found.append(one)
             else:
                 waiting += leaves[::-1]
-        else:
-            waiting += [*getattr(one, "__dict__", {}).values(), *(one.values() if isinstance(one, dict) else ())]
     return found
 
 
@@ -450,11 +452,10 @@ def _all_followed(batch: Any) -> bool:
     kind = type(batch)
     if kind is tuple or kind is list:
         return all(map(_all_followed, batch))
-    if kind is dict or isinstance(batch, UserDict):
+    if kind is dict:
         return all(map(_all_followed, batch.values()))
-    if kind not in pytree.SUPPORTED_NODES and _holds_tensors(batch):
-        by_name = batch.values() if isinstance(batch, dict) else ()
-        return all(map(_all_followed, (*getattr(batch, "__dict__", {}).values(), *by_name)))
+    if (parts := _parts(batch)) is not None:
+        return all(map(_all_followed, parts))
     leaves = private.flattened(batch)[0]
     if len(leaves) != 1 or leaves[0] is not batch:
         return all(map(_all_followed, leaves))
@@ -525,11 +526,11 @@ class _Tape:
 
     # -- roots -------------------------------------------------------------------------------------------------------
 
-    def of_batch(self, tensor: Tensor) -> Tensor:
-        """A tensor of the batch that the loader made."""
+    def of_batch(self, tensor: Tensor, of_all: bool = True) -> Tensor:
+        """A tensor of the batch that the loader made. `of_all`: it is not of a single row, whatever its length."""
         if type(tensor) is not Tensor or tensor.layout is not torch.strided:
             return tensor
-        by_row = tensor.dim() and tensor.shape[0] == self.sizes[0]
+        by_row = of_all and tensor.dim() and tensor.shape[0] == self.sizes[0]
         shown: Any = self.follow(tensor, _BY_ROW if by_row else _OF_BATCH)
         shown.plain = tensor
         self.roots.append(_Source(shown.number, tensor, private.version(tensor), None))
