@@ -948,6 +948,36 @@ def test_what_a_loss_has_read_is_not_what_its_way_back_reads_once_it_is_written(
         assert told[0] == told[1]
 
 
+def by_distance(distance):
+    def loss(out, y, x, m):
+        out, x = out.flatten(1), x.flatten(1)
+        return F.triplet_margin_with_distance_loss(out, x, x.flip(1), distance_function=distance(out), margin=50.0)
+
+    return loss
+
+
+def of_the_second_batch(joins):
+    """A distance that joins rows from the second batch on."""
+    calls = []
+
+    def loss(out, y, x, m):
+        calls.append(out)
+        return by_distance(lambda _: distance)(out, y, x, m)
+
+    def distance(a, b):
+        return (a - b - (a.mean(0) if joins and len(calls) > 1 else 0)).norm(dim=1)
+
+    return loss
+
+
+def test_a_distance_of_ones_own_sees_rows_and_nothing_else_of_the_batch():
+    check(by_distance(lambda out: lambda a, b: 1 - F.cosine_similarity(a, b)), "proved")
+    check(by_distance(lambda out: nn.PairwiseDistance()), "proved")
+    check(by_distance(lambda out: lambda a, b, mean=out.detach().mean(0): ((a - b) * mean).norm(dim=1)), "refused")
+    check(of_the_second_batch(False), "proved")
+    check(of_the_second_batch(True), "refused")
+
+
 def test_a_criterion_that_reads_what_was_written_by_an_alias_is_refused():
     def loss(out, y, x, m):
         constant = torch.ones(C)

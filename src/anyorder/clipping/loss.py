@@ -804,6 +804,8 @@ class _Tape:
             key += (kind, value.start, value.stop, value.step)
         elif kind is float or kind is complex:
             key.append(kind)  # no rule looks at it, and it may follow a schedule
+        elif callable(value):  # what it does may follow from anything
+            key.append(object())
         else:
             key += (kind, value if getattr(kind, "__hash__", None) is not None else id(value))
         return value
@@ -1107,7 +1109,7 @@ def _leaves(call: _Call, kind: type) -> list[Any]:
 
 def _reads_besides(call: _Call) -> bool:
     """Whether a call reads tensors that are not watched, or may."""
-    return isinstance(call.function, _Again) or bool(_leaves(call, _Operand))
+    return isinstance(call.function, (_Again, _OfDistance)) or bool(_leaves(call, _Operand))
 
 
 def _counts_rows(call: _Call, rows: int) -> bool:
@@ -1445,6 +1447,23 @@ def _probable(
     return func(probable, target, weight, reduction=reduction)  # type: ignore[no-any-return]
 
 
+class _OfDistance:
+    """The function, whose distance is given rows, and nothing else of a batch."""
+
+    def __init__(self, func: Any) -> None:
+        self._func = func
+
+    def __call__(self, *args: Any, distance_function: Any, **kwargs: Any) -> Any:
+        def distance(*rows: Tensor) -> Any:
+            return _Again(distance_function, {})(*unwatched(rows))
+
+        return self._func(*args, distance_function=distance, **kwargs)
+
+
+def _of_distance(tape: _Tape, func: Any, args: Any, kwargs: Any) -> _OfDistance | None:
+    return None if kwargs.get("distance_function") is None else _OfDistance(func)
+
+
 def _weighted(func: Any) -> ModelError:
     return ModelError(
         f"{func.__name__} with weight= and reduction='mean' divides by the weights of the whole batch, so that one "
@@ -1457,6 +1476,7 @@ _LABEL_NAMES = ("input", "target", "weight", "size_average", "ignore_index", "re
 _SPECIAL: dict[Any, Callable[..., Any]] = {
     F.cross_entropy: _of_labels, F.nll_loss: _of_labels,
     F.binary_cross_entropy: _of_probabilities, F.one_hot: _of_columns,
+    F.triplet_margin_with_distance_loss: _of_distance,
     F.mse_loss: _of_weights, F.l1_loss: _of_weights, F.huber_loss: _of_weights, F.smooth_l1_loss: _of_weights,
 }  # fmt: skip
 _LOOKS = (F.gaussian_nll_loss, F.one_hot)
@@ -1579,9 +1599,9 @@ class _Watched(Tensor):
                 return value if tape is None or tape.closed else _taken_out(value)
             if _given_alone:
                 raise ModelError(
-                    "a function that is given one example at a time (by ExampleLoss, or torch.vmap) reads tensors of "
-                    "the batch that it was not given: they are those of all examples, which would move the gradients "
-                    "of others. Give them to it as further arguments"
+                    "a function that is given one example at a time, or rows (by ExampleLoss, torch.vmap, "
+                    "distance_function=), reads tensors of the batch that it was not given: they are those of all "
+                    "examples, which would move the gradients of others. Give them to it as further arguments"
                 )
             if func in _BACK:
                 for output in pytree.tree_leaves(args[0] if args else kwargs["outputs"]):
