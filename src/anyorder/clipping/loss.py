@@ -749,7 +749,7 @@ class _Tape:
             if tape is self:
                 return _Node(number)
             self.foreign.add(len(self.operands))
-            self.operands.append(value.as_subclass(Tensor).detach())
+            self.operands.append(_ordinary(value).detach())
             return _Operand(len(self.operands) - 1)
         if isinstance(value, Tensor):
             state = self._origin(value)
@@ -1507,6 +1507,15 @@ class _Watched(Tensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _ordinary(self).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
+    def as_subclass(self, cls: Any) -> Any:  # of which torch tells nobody
+        """Watched as before: an ordinary tensor that shared the memory would be taken for a constant."""
+        if cls not in (Tensor, _Watched):
+            raise ModelError(
+                f"a tensor of the batch was made a {cls.__name__}, which is not followed, so that one example may move "
+                "the gradients of others; make it one in the data set, or inside of the model's forward"
+            )
+        return self.view_as(self)
+
     @staticmethod
     @private.never_compiled
     def __torch_function__(func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -1514,7 +1523,7 @@ class _Watched(Tensor):
         if _free:
             raise _not_free()
         with private.WithoutSubclasses():
-            if _is_ordinary(func) and not _given_alone:  # as most are: the ways below lead to the same
+            if _is_ordinary(func) and not _given_alone and private.current_level() is None:  # as most are
                 tape = _tape_of(args, kwargs)
                 return (
                     _of_earlier(tape, func, args, kwargs)
@@ -1536,6 +1545,10 @@ class _Watched(Tensor):
                     "the batch that it was not given: they are those of all examples, which would move the gradients "
                     "of others. Give them to it as further arguments"
                 )
+            if private.current_level() is not None:
+                _refuse_transform(*_flat((args, kwargs)))
+            if func is _DATA:  # no version tells what is written there: an alias of which it does
+                func = Tensor.detach
             if func in _BACK:
                 for output in pytree.tree_leaves(args[0] if args else kwargs["outputs"]):
                     _walk(output.grad_fn, ())  # which refuses those of a generator
@@ -1581,6 +1594,7 @@ def _is_ordinary(func: Any) -> bool:
     return func not in others and getattr(func, "__name__", "") not in ("__set__", "__get__")
 
 
+_DATA = getattr(Tensor.data, "__get__", None)
 _HOOKS = {Tensor.register_hook}
 _TYPES = {Tensor.type_as, Tensor.to}
 """Of a second tensor they take dtype and device, and no number."""
@@ -1759,7 +1773,7 @@ def _is_shown_elsewhere(written: Any) -> bool:
 
 def _ordinary(tensor: Tensor) -> Tensor:
     with private.WithoutSubclasses():
-        return tensor.as_subclass(Tensor)
+        return Tensor.as_subclass(tensor, Tensor)
 
 
 def _leave_to_python() -> None:
@@ -1826,13 +1840,24 @@ def rows_of(name: str, values: Any, rows: int, tape: _Tape | None) -> Tensor:
     return _ordinary(values)
 
 
-def _refuse_transform(tensor: Any) -> None:
-    """Raises: ModelError for a watched tensor that torch.func (vmap, grad, jvp) is given."""
-    if type(tensor) is _Watched and (tape := _place(tensor)[0]) is not None and not tape.closed:
-        raise ModelError(
-            "the loss couples examples, or may: torch.func was given a tensor of the batch, and what it makes of it is "
-            f"not followed; {_CURE}"
-        )
+def _refuse_transform(*tensors: Any) -> None:
+    """Raises: ModelError for watched tensors that torch.func (vmap, grad, jvp) is given, or a function under it reads.
+
+    Those of earlier batches may be looked at; what was made of them may be anywhere from here on.
+    """
+    for tensor in tensors:
+        if not isinstance(tensor, (_Watched, _TakenOut)):
+            continue
+        tape = _place(tensor)[0] if type(tensor) is _Watched else None
+        if tape is None or not tape.closed:
+            raise ModelError(
+                "the loss couples examples, or may: a transform of torch.func (vmap, grad, jvp, functionalize) was "
+                "given a tensor of the batch, or its function reads one, and what it makes of it is not followed. Give "
+                "vmap all tensors of the batch that its function reads, with in_dims=0 and out_dims=0; call several "
+                "networks one after another, torch.stack([network(x) for network in networks]); take torch.func.grad "
+                f"inside of the model's forward. Or {_CURE}"
+            )
+        tape.watch.escaped = True
 
 
 # -- a loss of one example at a time ---------------------------------------------------------------------------------
@@ -1875,7 +1900,7 @@ class ExampleLoss(nn.Module):
         loss: Tensor = _one_at_a_time(self._mean, batches, {}, tape, _of_rows)
         if tape is not None and not tape.closed:
             with private.WithoutSubclasses():
-                tape.trusted.append(loss.as_subclass(Tensor).grad_fn)
+                tape.trusted.append(_ordinary(loss).grad_fn)
         return loss
 
     def _mean(self, *batches: Any) -> Tensor:
@@ -1918,6 +1943,9 @@ def _follow_vmap(run: Any, in_dims: Any, out_dims: Any, args: Any, kwargs: Any) 
     if not _given_alone and out_dims == 0 and in_dims in (0, (0,) * len(args)):
         with private.WithoutSubclasses():
             tape = _tape_of(pytree.tree_leaves(args), _NO_NAMES)
+        if tape is not None and tape.closed:
+            made = _one_at_a_time(run, args, kwargs, tape, None)
+            return pytree.tree_map_only(Tensor, functools.partial(_as_earlier, tape), made)
         watch = tape.watch if tape is not None and not tape.closed and tape.followed_data else None
         if watch is not None and not watch.escaped and not watch.written:  # what it reads besides is public
             return _one_at_a_time(run, args, kwargs, tape, _along_rows)

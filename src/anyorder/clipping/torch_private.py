@@ -259,6 +259,8 @@ def guard_transforms(refuse: Callable[[Any], None], follow: Callable[..., Any]) 
         _guard_vmap(follow)
     for module, name in (
         (_vmap, "_add_batch_dim"),
+        (_vmap, "_remove_batch_dim"),
+        (_eager, "_wrap_functional_tensor"),
         (_eager, "_wrap_for_grad"),
         (torch.autograd.forward_ad, "make_dual"),
     ):
