@@ -651,7 +651,7 @@ class _Tape:
             else:
                 result, states, written = self._interpret(function, args, kwargs, given, at, rule)
         except RuntimeError as refusal:
-            if "is a view and is being modified inplace" in str(refusal):
+            if "is a view and" in str(refusal):
                 raise _writes_output() from refusal
             raise
         if not own:
@@ -1218,6 +1218,21 @@ def _check_trains_nothing(tape: "_Tape | None", leaves: list[Tensor]) -> None:
         raise _trains_others()
 
 
+def _hooked() -> ModelError:
+    return ModelError(
+        "a hook on an output of the private model, or on what gets a gradient of it, sees the gradients of all "
+        f"examples, and couples them; {_CURE}"
+    )
+
+
+def _as_gradients(what: str) -> ModelError:
+    return ModelError(
+        f"a backward pass of tensors that are not of the batch {what}: what it makes of them is not followed, so that "
+        "one example may move the gradients of others, and other tensors learn from private data without noise. "
+        "Multiply with these numbers before, torch.autograd.grad((output * numbers).sum(), inputs)"
+    )
+
+
 def _trains_others() -> ModelError:
     return ModelError(
         "what was computed of the batch, and not of outputs of the private model alone, trains other tensors, those of "
@@ -1523,7 +1538,8 @@ class _Watched(Tensor):
         if _free:
             raise _not_free()
         with private.WithoutSubclasses():
-            if _is_ordinary(func) and not _given_alone and private.current_level() is None:  # as most are
+            outside = private.current_level() is None and private.backward_pass() < 0
+            if outside and _is_ordinary(func) and not _given_alone:  # as most are: the ways below lead to the same
                 tape = _tape_of(args, kwargs)
                 return (
                     _of_earlier(tape, func, args, kwargs)
@@ -1547,11 +1563,16 @@ class _Watched(Tensor):
                 )
             if private.current_level() is not None:
                 _refuse_transform(*_flat((args, kwargs)))
-            if func is _DATA:  # no version tells what is written there: an alias of which it does
+            elif not outside:
+                raise _as_gradients("has a hook, or a function of one's own, that reads numbers of the batch")
+            if func == _DATA:  # no version tells what is written there: an alias of which it does
                 func = Tensor.detach
             if func in _BACK:
                 for output in pytree.tree_leaves(args[0] if args else kwargs["outputs"]):
                     _walk(output.grad_fn, ())  # which refuses those of a generator
+                for one in pytree.tree_leaves(args[1] if len(args) > 1 else kwargs["inputs"]):
+                    if type(one) is not _Watched and getattr(one, "_backward_hooks", None):
+                        raise _hooked()
             tape = _tape_of(args, kwargs)
             if tape is None or tape.closed:
                 return _of_earlier(tape, func, args, kwargs)
@@ -1564,10 +1585,7 @@ class _Watched(Tensor):
                     raise _unseen()
                 return tape.backward(one, (), {k: v for k, v in kwargs.items() if v is not None})
             if func in _HOOKS:
-                raise ModelError(
-                    "a hook on an output of the private model, or on what is computed from it, sees the gradients of "
-                    f"all examples, and couples them; {_CURE}"
-                )
+                raise _hooked()
             if func is Tensor.__iter__:
                 return iter(tape.call(torch.unbind, (args[0], 0), {}))
             name = getattr(func, "__name__", "")
@@ -1782,6 +1800,8 @@ def _leave_to_python() -> None:
     And have the transforms of `torch.func` refuse them: inside, their numbers are those of ordinary tensors.
     """
     private.guard_transforms(_refuse_transform, _follow_vmap)
+    private.guard_backward(_refuse_gradient)
+    private.guard_makers(_refuse_made)
     private.compiler_leaves(_Watched)
     _LEFT.add(sys.modules.get(private.COMPILER))
 
@@ -1851,13 +1871,33 @@ def _refuse_transform(*tensors: Any) -> None:
         tape = _place(tensor)[0] if type(tensor) is _Watched else None
         if tape is None or not tape.closed:
             raise ModelError(
-                "the loss couples examples, or may: a transform of torch.func (vmap, grad, jvp, functionalize) was "
-                "given a tensor of the batch, or its function reads one, and what it makes of it is not followed. Give "
-                "vmap all tensors of the batch that its function reads, with in_dims=0 and out_dims=0; call several "
-                "networks one after another, torch.stack([network(x) for network in networks]); take torch.func.grad "
-                f"inside of the model's forward. Or {_CURE}"
+                "the loss couples examples, or may: a function under a transform of torch.func (vmap, grad, jvp, "
+                "functionalize), or the private model, reads a tensor of the batch that it was not given row by row, "
+                "and what it makes of it is not followed. Give the model, and vmap with in_dims=0 and out_dims=0, all "
+                "tensors of the batch that they read; call several networks one after another, torch.stack([network(x) "
+                f"for network in networks]); take torch.func.grad inside of the model's forward. Or {_CURE}"
             )
         tape.watch.escaped = True
+
+
+def _refuse_gradient(tensor: Any) -> None:
+    """Raises: ModelError for a watched tensor that torch.autograd is given as a gradient of ordinary tensors."""
+    if type(private.unwrapped(tensor)) is _Watched:
+        raise _as_gradients("was given numbers of the batch as gradients")
+
+
+def _refuse_made(name: str, given: Any) -> None:
+    """Raises: ModelError for watched tensors of which a function that torch lets nobody follow would make another."""
+    for tensor in _flat(given):
+        tape = _place(tensor)[0] if type(tensor) is _Watched else None
+        if type(tensor) is _Watched and (tape is None or not tape.closed):
+            raise ModelError(
+                f"torch.{name} was given a tensor of the batch, and what it makes is not followed, so that one example "
+                "may move the gradients of others; call it in the data set or in collate_fn, or inside of the model's "
+                "forward"
+            )
+        if tape is not None:  # of an earlier batch, which may be looked at
+            tape.watch.escaped = True
 
 
 # -- a loss of one example at a time ---------------------------------------------------------------------------------
@@ -1944,8 +1984,7 @@ def _follow_vmap(run: Any, in_dims: Any, out_dims: Any, args: Any, kwargs: Any) 
         with private.WithoutSubclasses():
             tape = _tape_of(pytree.tree_leaves(args), _NO_NAMES)
         if tape is not None and tape.closed:
-            made = _one_at_a_time(run, args, kwargs, tape, None)
-            return pytree.tree_map_only(Tensor, functools.partial(_as_earlier, tape), made)
+            return pytree.tree_map_only(Tensor, functools.partial(_as_earlier, tape), run(*unwatched(args), **kwargs))
         watch = tape.watch if tape is not None and not tape.closed and tape.followed_data else None
         if watch is not None and not watch.escaped and not watch.written:  # what it reads besides is public
             return _one_at_a_time(run, args, kwargs, tape, _along_rows)

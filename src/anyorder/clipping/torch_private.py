@@ -19,6 +19,7 @@ from torch._functorch import apis as _vmap_apis
 from torch._functorch import eager_transforms as _eager
 from torch._functorch import pyfunctorch
 from torch._functorch import vmap as _vmap
+from torch.autograd import graph as _autograd_graph
 from torch.nn.modules import batchnorm, instancenorm
 from torch.nn.utils import parametrizations
 from torch.nn.utils.parametrize import ParametrizationList as ParametrizationList
@@ -42,13 +43,16 @@ def check_names(owner: object, names: tuple[str, ...], package: ModuleType) -> N
 
 _functorch: Any = torch._C._functorch
 _apis_of_vmap: Any = _vmap_apis
+_graph: Any = _autograd_graph
 FUNCTORCH = (
     "_add_batch_dim", "_remove_batch_dim", "_unwrap_batched", "get_inplace_requires_grad_allowed", "get_unwrapped",
     "is_batchedtensor", "is_functorch_wrapped_tensor", "maybe_current_level",
 )  # fmt: skip
 check_names(_functorch, FUNCTORCH, torch)
-check_names(_vmap, ("_add_batch_dim",), torch)
+check_names(_vmap, ("_add_batch_dim", "_remove_batch_dim"), torch)
 check_names(_eager, ("_wrap_for_grad",), torch)
+check_names(_graph, ("_engine_run_backward",), torch)
+check_names(torch._C, ("_current_graph_task_id", "_is_torch_function_enabled"), torch)
 
 add_batch_dim: Callable[[Tensor, int, int], Tensor] = _functorch._add_batch_dim
 remove_batch_dim: Callable[[Tensor, int, int, int], Tensor] = _functorch._remove_batch_dim
@@ -58,6 +62,8 @@ is_wrapped: Callable[[Tensor], bool] = _functorch.is_functorch_wrapped_tensor
 is_batched: Callable[[Tensor], bool] = _functorch.is_batchedtensor
 inplace_requires_grad_allowed: Callable[[], bool] = _functorch.get_inplace_requires_grad_allowed
 current_level: Callable[[], int | None] = _functorch.maybe_current_level
+backward_pass: Callable[[], int] = torch._C._current_graph_task_id
+"""Which one runs in this thread, or below zero."""
 
 enter_vmap: Callable[[int, str], int] | None = getattr(_functorch, "_vmap_increment_nesting", None)
 leave_vmap: Callable[[], int] | None = getattr(_functorch, "_vmap_decrement_nesting", None)
@@ -267,6 +273,46 @@ def guard_transforms(refuse: Callable[[Any], None], follow: Callable[..., Any]) 
         wrap = getattr(module, name)
         if not hasattr(wrap, "guarded"):
             setattr(module, name, _asked_before(wrap, refuse))
+
+
+def guard_backward(refuse: Callable[[Any], None]) -> None:
+    """From here on `refuse` is asked of each gradient that a backward pass of ordinary tensors is given. Done once."""
+    run = _graph._engine_run_backward
+    if hasattr(run, "guarded"):
+        return
+
+    @functools.wraps(run)
+    def guarded(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch._C._is_torch_function_enabled():  # else it is one of a loss that was judged
+            for gradient in filter(torch.is_tensor, args[0]):
+                refuse(gradient)
+        return run(outputs, *args, **kwargs)
+
+    guarded.guarded = True  # type: ignore[attr-defined]
+    _graph._engine_run_backward = torch.autograd._engine_run_backward = guarded
+
+
+def guard_makers(refuse: Callable[[str, Any], None]) -> None:
+    """From here on `refuse(name, (args, kwargs))` is asked before torch makes tensors of others past everybody."""
+    for module, prefix, names in ((torch, "", _SPARSE), (torch.nested, "nested.", _NESTED)):
+        for name in names:
+            make = getattr(module, name, None)
+            if make is not None and not hasattr(make, "guarded"):
+                setattr(module, name, _asked_of_all(make, functools.partial(refuse, prefix + name)))
+
+
+_SPARSE = tuple(f"sparse_{kind}_tensor" for kind in ("coo", "csr", "csc", "bsr", "bsc", "compressed"))
+_NESTED = ("nested_tensor", "as_nested_tensor", "nested_tensor_from_jagged", "masked_select")
+
+
+def _asked_of_all(make: Callable[..., Any], refuse: Callable[[Any], None]) -> Callable[..., Any]:
+    @functools.wraps(make)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        refuse((args, kwargs))
+        return make(*args, **kwargs)
+
+    guarded.guarded = True  # type: ignore[attr-defined]
+    return guarded
 
 
 def _asked_before(wrap: Callable[..., Any], refuse: Callable[[Any], None]) -> Callable[..., Any]:
