@@ -794,8 +794,8 @@ class _Tape:
 
     def _origin(self, tensor: Tensor) -> State:
         """Where a tensor that is not watched comes from."""
-        if private.is_wrapped(tensor):  # under a transform of torch.func
-            return _NOT_FOLLOWED
+        if private.is_wrapped(tensor):
+            raise _transformed()
         if tensor.requires_grad and not tensor.is_leaf and _walk(tensor.grad_fn, self.trusted)[0]:
             return _NOT_FOLLOWED
         if self.watch.escaped or self.watch.was_written(tensor):
@@ -1538,8 +1538,7 @@ class _Watched(Tensor):
         if _free:
             raise _not_free()
         with private.WithoutSubclasses():
-            outside = private.current_level() is None and private.backward_pass() < 0
-            if outside and _is_ordinary(func) and not _given_alone:  # as most are: the ways below lead to the same
+            if _is_ordinary(func) and not _given_alone and not _elsewhere:  # as most are
                 tape = _tape_of(args, kwargs)
                 return (
                     _of_earlier(tape, func, args, kwargs)
@@ -1561,9 +1560,7 @@ class _Watched(Tensor):
                     "the batch that it was not given: they are those of all examples, which would move the gradients "
                     "of others. Give them to it as further arguments"
                 )
-            if private.current_level() is not None:
-                _refuse_transform(*_flat((args, kwargs)))
-            elif not outside:
+            if _elsewhere and private.backward_pass() >= 0:  # in this thread
                 raise _as_gradients("has a hook, or a function of one's own, that reads numbers of the batch")
             if func == _DATA:  # no version tells what is written there: an alias of which it does
                 func = Tensor.detach
@@ -1800,7 +1797,7 @@ def _leave_to_python() -> None:
     And have the transforms of `torch.func` refuse them: inside, their numbers are those of ordinary tensors.
     """
     private.guard_transforms(_refuse_transform, _follow_vmap)
-    private.guard_backward(_refuse_gradient)
+    private.guard_backward(_run_elsewhere)
     private.guard_makers(_refuse_made)
     private.compiler_leaves(_Watched)
     _LEFT.add(sys.modules.get(private.COMPILER))
@@ -1860,30 +1857,45 @@ def rows_of(name: str, values: Any, rows: int, tape: _Tape | None) -> Tensor:
     return _ordinary(values)
 
 
-def _refuse_transform(*tensors: Any) -> None:
-    """Raises: ModelError for watched tensors that torch.func (vmap, grad, jvp) is given, or a function under it reads.
+def _refuse_transform(tensor: Any) -> None:
+    """Raises: ModelError for a watched tensor that torch.func (vmap, grad, jvp, functionalize) takes in, or gives out.
 
     Those of earlier batches may be looked at; what was made of them may be anywhere from here on.
     """
-    for tensor in tensors:
-        if not isinstance(tensor, (_Watched, _TakenOut)):
-            continue
-        tape = _place(tensor)[0] if type(tensor) is _Watched else None
-        if tape is None or not tape.closed:
-            raise ModelError(
-                "the loss couples examples, or may: a function under a transform of torch.func (vmap, grad, jvp, "
-                "functionalize), or the private model, reads a tensor of the batch that it was not given row by row, "
-                "and what it makes of it is not followed. Give the model, and vmap with in_dims=0 and out_dims=0, all "
-                "tensors of the batch that they read; call several networks one after another, torch.stack([network(x) "
-                f"for network in networks]); take torch.func.grad inside of the model's forward. Or {_CURE}"
-            )
+    tape = _place(tensor)[0] if type(tensor) is _Watched else None
+    if type(tensor) is _Watched and (tape is None or not tape.closed):
+        raise _transformed()
+    if tape is not None:
         tape.watch.escaped = True
 
 
-def _refuse_gradient(tensor: Any) -> None:
-    """Raises: ModelError for a watched tensor that torch.autograd is given as a gradient of ordinary tensors."""
-    if type(private.unwrapped(tensor)) is _Watched:
-        raise _as_gradients("was given numbers of the batch as gradients")
+def _transformed() -> ModelError:
+    return ModelError(
+        "the loss couples examples, or may: a function under a transform of torch.func (vmap, grad, jvp, "
+        "functionalize), or the private model, reads a tensor of the batch that it was not given row by row, and what "
+        "it makes of it is not followed. Give the model, and vmap with in_dims=0 and out_dims=0, all tensors of the "
+        "batch that they read; call several networks one after another, torch.stack([network(x) for network in "
+        f"networks]); take torch.func.grad inside of the model's forward. Or {_CURE}"
+    )
+
+
+_elsewhere: list[None] = []
+"""Backward passes of ordinary tensors that run now: what their hooks do with numbers of a batch is not seen."""
+
+
+def _run_elsewhere(run: Callable[[], Any], gradients: Any) -> Any:
+    """A backward pass that `_Tape.backward` does not know.
+
+    Raises: ModelError where it is given numbers of a batch, or its hooks or functions read any.
+    """
+    for gradient in gradients:
+        if isinstance(gradient, Tensor) and type(private.unwrapped(gradient)) is _Watched:
+            raise _as_gradients("was given numbers of the batch as gradients")
+    _elsewhere.append(None)
+    try:
+        return run()
+    finally:
+        _elsewhere.pop()
 
 
 def _refuse_made(name: str, given: Any) -> None:

@@ -50,7 +50,8 @@ FUNCTORCH = (
 )  # fmt: skip
 check_names(_functorch, FUNCTORCH, torch)
 check_names(_vmap, ("_add_batch_dim", "_remove_batch_dim"), torch)
-check_names(_eager, ("_wrap_for_grad",), torch)
+check_names(_eager, ("_wrap_for_grad", "_unwrap_for_grad"), torch)
+check_names(_eager, ("_wrap_functional_tensor", "_unwrap_functional_tensor"), torch)
 check_names(_graph, ("_engine_run_backward",), torch)
 check_names(torch._C, ("_current_graph_task_id", "_is_torch_function_enabled"), torch)
 
@@ -256,7 +257,7 @@ def compiler_leaves(kind: type[Tensor]) -> bool:
 
 
 def guard_transforms(refuse: Callable[[Any], None], follow: Callable[..., Any]) -> None:
-    """From here on `refuse` is asked of each tensor that vmap, grad or jvp of torch.func is given. Done once.
+    """From here on `refuse` is asked of each tensor that vmap, grad or jvp of torch.func takes in or gives. Done once.
 
     Before that, `follow(run, in_dims, out_dims, args, kwargs)` makes what a function under vmap gives. Torch has no
     hook there. All other tensors go on as before, for 0.1 microseconds each.
@@ -266,7 +267,9 @@ def guard_transforms(refuse: Callable[[Any], None], follow: Callable[..., Any]) 
     for module, name in (
         (_vmap, "_add_batch_dim"),
         (_vmap, "_remove_batch_dim"),
+        (_eager, "_unwrap_for_grad"),
         (_eager, "_wrap_functional_tensor"),
+        (_eager, "_unwrap_functional_tensor"),
         (_eager, "_wrap_for_grad"),
         (torch.autograd.forward_ad, "make_dual"),
     ):
@@ -275,18 +278,17 @@ def guard_transforms(refuse: Callable[[Any], None], follow: Callable[..., Any]) 
             setattr(module, name, _asked_before(wrap, refuse))
 
 
-def guard_backward(refuse: Callable[[Any], None]) -> None:
-    """From here on `refuse` is asked of each gradient that a backward pass of ordinary tensors is given. Done once."""
+def guard_backward(run_elsewhere: Callable[[Callable[[], Any], Any], Any]) -> None:
+    """From here on `run_elsewhere(run, gradients)` runs each backward pass that begins where subclasses are asked."""
     run = _graph._engine_run_backward
     if hasattr(run, "guarded"):
         return
 
     @functools.wraps(run)
-    def guarded(outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        if torch._C._is_torch_function_enabled():  # else it is one of a loss that was judged
-            for gradient in filter(torch.is_tensor, args[0]):
-                refuse(gradient)
-        return run(outputs, *args, **kwargs)
+    def guarded(outputs: Any, gradients: Any, *args: Any, **kwargs: Any) -> Any:
+        if not torch._C._is_torch_function_enabled():
+            return run(outputs, gradients, *args, **kwargs)
+        return run_elsewhere(functools.partial(run, outputs, gradients, *args, **kwargs), gradients)
 
     guarded.guarded = True  # type: ignore[attr-defined]
     _graph._engine_run_backward = torch.autograd._engine_run_backward = guarded
