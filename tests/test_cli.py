@@ -593,7 +593,8 @@ def test_without_its_extra_the_program_says_so(package, monkeypatch, capsys):
     message = capsys.readouterr().err
     assert message.count("\n") == 1
     assert f"the package '{package}', which is not installed" in message
-    assert "anyorder[cli]" in message
+    assert "in a clone of anyorder" in message
+    assert "'.[cli]'" in message
 
 
 # -- verify, of several certificates ---------------------------------------------------------------------------------

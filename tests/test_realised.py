@@ -85,7 +85,7 @@ def test_the_certificate_shows_it_and_verify_recomputes_it(tmp_path):
     done = CliRunner().invoke(app, ["verify", str(tmp_path / "c.json"), "--evidence", str(tmp_path / "e.json")])
     text = " ".join(done.output.split())
     assert done.exit_code == 0
-    assert f"realised, of who took part: epsilon <= {rounded_up(shown.epsilon)}" in text
+    assert f"Realised epsilon, by the evidence: <= {rounded_up(shown.epsilon)}" in text
     assert f"claims epsilon <= {rounded_up(plan.epsilon)}" in text
     assert "not checked: that participation and stopping did not depend on released results" in text
     told = CliRunner().invoke(app, ["verify", str(tmp_path / "c.json"), "--json"])
@@ -220,7 +220,7 @@ def test_a_forged_record_of_nobody_is_no_good_result(steps, tmp_path):
     done = CliRunner().invoke(app, ["verify", str(tmp_path / "c.json")], env={"FORCE_COLOR": "1", "COLUMNS": "200"})
     assert "\x1b[32mverified" not in done.output
     text = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", done.output).split())
-    assert f"nobody took part in any of {steps} step{'s' * (steps > 1)}, which is unchecked and implausible" in text
+    assert f"Nobody took part in any of {steps} step{'s' * (steps > 1)}, which is unchecked and implausible" in text
     assert "epsilon <= 0" not in text
     page = html_report(ao.verify(tmp_path / "c.json").certificate)
     assert "nothing here checks it: no realised epsilon is shown" in page
@@ -228,14 +228,14 @@ def test_a_forged_record_of_nobody_is_no_good_result(steps, tmp_path):
     assert "epsilon &lt;= 0" not in page
     altered(tmp_path / "c.json", lambda data: data.update(realised=realised_claim(release.plan, 1, N).to_dict()))
     told = CliRunner().invoke(app, ["verify", str(tmp_path / "c.json")]).output
-    assert "as the file says, which is unchecked: epsilon" in " ".join(told.split())
+    assert "Realised epsilon, by the file's own unchecked record: <= " in " ".join(told.split())
 
 
 def test_a_run_of_nobody_is_told_as_one(tmp_path):
     release = run([[], [], []], folder=tmp_path)
     arguments = ["verify", str(tmp_path / "c.json"), "--evidence", str(tmp_path / "e.json")]
     text = " ".join(CliRunner().invoke(app, arguments).output.split())
-    assert "realised, nothing: nobody took part in any of 3 steps, as the evidence has it" in text
+    assert ". Nobody took part in any of 3 steps, as the evidence has it" in text
     assert "nobody took part in any of 3 steps" in str(release.certificate(public_stop=True))
     assert "nobody took part" not in str(run([]).certificate(public_stop=True))  # nor was there a step
 

@@ -15,8 +15,8 @@ NOISE_SOURCES = ("_kernel.cpp", "_kernel.h", "_lanes.h", "_tile.h", "_jump.h")
 CLIPPING_SOURCES = ("_convolution.cpp", "_convolution.h")
 
 WARNING = (
-    "Install the package again where a C++ compiler (g++ or clang++) is: "
-    "pip install --force-reinstall --no-deps --no-binary anyorder anyorder"
+    "Install the package again where a C++ compiler (g++ or clang++) is: in a clone of anyorder, "
+    "pip install --force-reinstall --no-deps ."
 )
 """What to do where a library is missing."""
 

@@ -133,7 +133,7 @@ def optional(module: str, *, extra: str, purpose: str) -> ModuleType:
             raise  # the package is there but broken: its own message says more
         raise MissingDependencyError(
             f"{purpose} needs the package {module.split('.')[0]!r}, which is not installed; "
-            f"install it with: pip install 'anyorder[{extra}]'"
+            f"in a clone of anyorder, install it with: pip install -e '.[{extra}]'"
         ) from error
 
 

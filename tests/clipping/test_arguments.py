@@ -85,9 +85,10 @@ PLAIN = nn.Linear(4, 2)
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ((X, torch.randn(2, 4)), r"\(3, 4\), \(2, 4\)"),
-        ((X, torch.tensor(1.0)), r"\(3, 4\), \(\)"),
-        ((3,), "none"),
+        ((X, torch.randn(2, 4)), "in tensor 2 of 2"),
+        ((X, torch.tensor(1.0)), "in tensor 2 of 2"),
+        ((torch.tensor(1.0), X), "in tensor 1 of 2"),
+        ((3,), "no tensor"),
         (([X, 2],), "int inside a list"),
         ((X, ["a", "b", "c"]), "str inside a list"),
         ((X, np.zeros(3)), "got a ndarray"),

@@ -1,15 +1,16 @@
 """The report as a form: a promise is called strong only where it is, and what the owner states is text and no more."""
 
+import json
 from dataclasses import replace
 
 import pytest
 
 import anyorder as ao
-from anyorder.accounting.risk import Reach
+from anyorder.accounting.risk import Reach, gaussian_tpr
 from anyorder.app import html_report
 from anyorder.app import report as report_file
 from anyorder.app.cli import app
-from anyorder.app.form import Form, questions, strength, strength_of
+from anyorder.app.form import Form, percent, questions, strength, strength_of
 from anyorder.errors import ArgumentError, NoiseWarning
 from report.pages import certified, claims, text
 
@@ -70,6 +71,31 @@ def test_the_owner_may_say_how_many_units_there_are_and_not_otherwise_than_the_f
     assert "WEAK PROMISE" in html_report(users, units=10**6)
     with pytest.raises(ArgumentError, match="units must be 600, as the file says"):
         html_report(planned(), units=60_000)
+
+
+def test_what_is_left_for_a_person_with_several_examples_is_never_shown_too_small():
+    plan = planned(epsilon=8.0, delta=1e-5)
+    told = text(html_report(plan))
+    assert "2 19.13 84.3 of 100 3 33.09 99.7 of 100 4 49.86 100 of 100" in told
+    for k in (2, 3, 4):
+        assert float(percent(plan.curve.tpr(0.01, group=k))) / 100 >= plan.curve.tpr(0.01, group=k)
+    secret = planned(order="poisson", epsilon=1.0, dataset_size=10_000)
+    told = text(html_report(secret))
+    assert "takes the secret batches as known" in told
+    shown = float(told.split("finds at most 2 ")[1].split()[1])
+    assert shown >= 100 * secret.curve.tpr(0.01, group=2)
+    assert shown == float(percent(gaussian_tpr(2 * secret.known_mu, 0.01)))
+    assert "several examples" not in html_report(planned(unit="user"))
+
+
+def test_the_report_names_the_file_and_the_weights(tmp_path):
+    weights = tuple(f"{i:064x}" for i in range(10))
+    replace(certified(planned()), weights=weights).save(tmp_path / "run.privacy.json")
+    page = report_file.make(tmp_path).text
+    assert json.loads((tmp_path / "run.privacy.json").read_text())["sha256"] in page
+    assert [one in page for one in weights] == [True] * 8 + [False] * 2
+    assert "2 digests more, in the certificate" in text(page)
+    assert report_file.make(tmp_path / "run.privacy.json").text.count(weights[0]) == 1
 
 
 @pytest.mark.parametrize("name", CLAIMS)

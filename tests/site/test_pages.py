@@ -157,6 +157,9 @@ QUESTIONS = {
     "github action check": "check/", "membership inference attack": "risk/", "user level privacy": "users/",
     "erase a person": "checkpoints/", "poisson sampling": "orders/",
     "publish model": "files/", "streaming data": "streams/", "data protection officer report": "certificates/",
+    "class weights": "clipping/", "imbalanced": "clipping/", "DDP": "distributed/", "batch norm": "models/",
+    "GAN": "patterns/", "validation data": "tuning/", "accuracy is low": "quickstart/", "shuffled batches": "orders/",
+    "gradient accumulation": "quickstart/",
 }  # fmt: skip
 """What people type, and the page that answers it."""
 

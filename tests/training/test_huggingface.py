@@ -229,6 +229,39 @@ def test_a_run_goes_on_from_its_last_checkpoint(tmp_path):
     torch.testing.assert_close(weights(second.model), weights(whole.model), atol=1e-6, rtol=1e-5)
 
 
+def test_a_run_that_was_refused_before_its_first_step_goes_on(tmp_path):
+    """The corrected program finds the refused one's checkpoint, which has the key and no step."""
+    data = Sentences(False)
+    uneven = [{**data[i], "input_ids": data[i]["input_ids"][: 3 + i % 4]} for i in range(N)]
+    uneven = [{**row, "attention_mask": torch.ones_like(row["input_ids"])} for row in uneven]
+    whole = trainer(bert(), uneven, tmp_path / "whole", private={"pad_to": LENGTH})
+    whole.train()
+    other = bert()
+    other.classifier.weight.data.zero_()
+    with pytest.raises(LoaderError, match="pad_to"):
+        trainer(other, uneven, tmp_path / "run", learning_rate=3.0).train()
+    mended = trainer(bert(), uneven, tmp_path / "run", private={"pad_to": LENGTH})
+    mended.train()
+    assert mended.engine.step == EPOCHS * N // B
+    assert torch.equal(weights(mended.model), weights(whole.model))
+
+
+def test_a_run_that_ended_before_its_first_save_repeats_its_steps(tmp_path):
+    whole = trainer(bert(dropout=0.1), Sentences(), tmp_path / "whole")
+    whole.train()
+    first = trainer(bert(dropout=0.1), Sentences(), tmp_path / "run", save_strategy="steps", save_steps=6)
+    first.add_callback(Interrupt())
+    with pytest.raises(KeyboardInterrupt):
+        first.train()
+    first.engine.close()
+    with pytest.raises(CheckpointError, match="took steps"):
+        trainer(bert(dropout=0.1), Sentences(), tmp_path / "run").train()
+    second = trainer(bert(dropout=0.1), Sentences(), tmp_path / "run")
+    second.train(resume_from_checkpoint=True)
+    assert second.engine.step == EPOCHS * N // B
+    assert torch.equal(weights(second.model), weights(whole.model))
+
+
 def test_a_run_in_micro_batches_goes_on_within_an_epoch_that_ends_within_a_step(tmp_path):
     def run(name, **options):
         return trainer(

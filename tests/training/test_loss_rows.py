@@ -24,7 +24,7 @@ import anyorder as ao
 from anyorder.clipping import ExampleLoss
 from anyorder.clipping import loss as loss_module
 from anyorder.clipping.rows import TOTAL, ByRow, Coupled, Interpreter, NoRule
-from anyorder.errors import ModelError, ModelWarning, TrainingError
+from anyorder.errors import ArgumentError, ModelError, ModelWarning, TrainingError
 from anyorder.plan.planner import plan_at_sigma
 
 B, C, T = 8, 6, 4
@@ -61,12 +61,12 @@ def with_words(examples):
     return [*default_collate(examples), ["words"] * len(examples)]
 
 
-def run(loss, replaced, steps=2, reduction="mean", strict=False, keep=True):
+def run(loss, replaced, steps=2, reduction="mean", strict=False, keep=True, kind=Table):
     """Others' rows of the released gradients, and how the loss was kept apart; the words of its refusal."""
     plan = plan_at_sigma(
         1e-3, dataset_size=B, batch_size=B, epochs=steps, delta=1e-5, clip_norm=1e3, mechanism="independent"
     )
-    model = Table()
+    model = kind()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     engine = ao.PrivacyEngine(plan, key=bytes(32))
     rows = TensorDataset(*data(replaced))
@@ -1370,3 +1370,129 @@ def test_outputs_that_were_made_without_gradients_do_not_weigh_a_loss(evaluating
     losses = F.cross_entropy(private(x), y, reduction="none")
     with pytest.raises(ModelError, match="without gradients"):
         (losses * (weights / weights.sum())).sum().backward()
+
+
+class Choosing(Table):
+    """The same outputs, with (b, T) codes, (b, T) masks and (b,) experts, from which no gradient comes."""
+
+    def forward(self, ids, scale):
+        out = super().forward(ids, scale)
+        return out, out.abs().sum(2).long() % C, out[..., 0] > 0.5, {"expert": (4 * scale).long() % C}
+
+
+def of_codes(out, y, x, m):
+    out, codes, _, _ = out
+    return F.cross_entropy(out.transpose(1, 2), codes) + (out - F.embedding(codes, EYE)).square().mean()
+
+
+def of_experts(out, y, x, m):
+    out, codes, mask, expert = out
+    gates = out[:, 0].softmax(1)
+    assert int((codes == y).sum()) + mask.float().mean().item() >= 0  # what a loop logs
+    return (gates.gather(1, expert["expert"][:, None]).squeeze(1) * F.one_hot(expert["expert"], C).sum(1)).mean()
+
+
+def of_masks(out, y, x, m):
+    out, _, mask, _ = out
+    mask[:, 0] = False
+    each = (out - x).square().mean(2)
+    return (torch.where(mask, 2 * each, each).sum(1) / (1 + mask.sum(1))).mean()
+
+
+def balanced(out, y, x, m):
+    """The loss that balances experts: the share of rows that each of them has is of all rows."""
+    out, _, _, expert = out
+    return C * (F.one_hot(expert["expert"], C).float().mean(0) * out[:, 0].softmax(1).mean(0)).sum()
+
+
+def counted(out, y, x, m):
+    out, codes, _, _ = out
+    return (out.square().mean(2) / torch.bincount(codes.flatten(), minlength=C)[codes]).mean()
+
+
+WITHOUT_GRADIENT = {
+    "codes": (of_codes, "proved"),
+    "experts": (of_experts, "proved"),
+    "masks": (of_masks, "proved"),
+    "codes that no rule knows": (
+        lambda out, y, x, m: (out[0].mean(2) * torch.fft.fft(out[1]).abs()).square().mean(), "mapped",
+    ),
+    "shares": (balanced, "refused"),
+    "counts": (counted, "refused"),
+    "a mean over masks": (lambda out, y, x, m: (out[0].square().mean(2) * out[2]).sum() / out[2].sum(), "refused"),
+    "codes of others": (lambda out, y, x, m: F.cross_entropy(out[0][:, 0], out[1][:, 0].roll(1, 0)), "refused"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WITHOUT_GRADIENT)
+def test_outputs_without_gradients_are_of_their_rows(name):
+    loss, verdict = WITHOUT_GRADIENT[name]
+    check(loss, verdict, kind=Choosing)
+
+
+def test_outputs_without_gradients_go_neither_into_the_model_nor_to_a_generator_nor_to_the_next_batch():
+    class Coded(nn.Linear):
+        def forward(self, x):
+            out = super().forward(x)
+            return out, out.argmax(-1)
+
+    model = Coded(3, 3)
+    model.register_buffer("used", torch.zeros(3))
+    private, optimizer, loader = private_of(model)
+    (x, y), (following, labels) = loader
+    out, codes = private(x)
+    usage = torch.bincount(codes, minlength=3) / 4
+    with pytest.raises(ModelError, match="written into 'used'"):
+        model.used.mul_(0.9).add_(usage)
+    F.cross_entropy(out, y).backward()
+    with pytest.raises(ModelError, match="written into 'used'"):
+        model.used.mul_(0.9).add_(usage)
+    optimizer.step()
+    with pytest.raises(ModelError, match="a generator's"):
+        (private(torch.randn(4, 3, requires_grad=True))[0].mean() * usage[0]).backward()
+    with pytest.raises(ModelError, match="earlier batch"):
+        (F.cross_entropy(private(following)[0], labels, reduction="none") * usage[labels]).mean().backward()
+
+
+class Marked(nn.Linear):
+    """Classes of its rows, and a public constant that it holds."""
+
+    marks = torch.zeros(1, 3, dtype=torch.long)
+
+    def forward(self, x):
+        out = super().forward(x)
+        return out, out.argmax(-1), self.marks
+
+
+def test_outputs_without_gradients_are_in_the_order_of_the_rows_that_the_model_was_given():
+    private, _, loader = private_of(Marked(3, 3))
+    x, y = next(iter(loader))
+    out, classes, _ = private(x.flip(0))
+    with pytest.raises(ModelError, match="couples examples"):
+        ((classes == y) * out.square().sum(1)).mean().backward()
+    F.cross_entropy(out, classes).backward()
+
+
+def test_what_is_written_into_an_output_without_gradients_is_not_written_into_the_model():
+    private, _, loader = private_of(Marked(3, 3))
+    x, y = next(iter(loader))
+    _, _, marks = private(x)
+    marks[0].add_(y[0] + 1)
+    assert marks[0].eq(y[0] + 1).all()
+    assert not private.module.marks.any()
+
+
+def test_no_refusal_says_how_many_a_mask_chose():
+    private, _, loader = private_of(nn.Linear(3, 3), batch_size=8)
+    x, y = next(iter(loader))
+    for refused in (
+        lambda chosen: private(x, chosen),
+        lambda chosen: ExampleLoss(nn.CrossEntropyLoss())(private(x), chosen),
+        lambda chosen: loss_module.rows_of("correct", chosen, len(x), None),
+    ):
+        told = set()
+        for least in (1, 2):
+            with pytest.raises((ModelError, ArgumentError)) as error:
+                refused(y[y >= least])
+            told.add(str(error.value))
+        assert len(told) == 1

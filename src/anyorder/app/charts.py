@@ -491,7 +491,7 @@ def noise_figure(plan: Plan) -> Html:
     caption += ". DP-SGD's line is valid for secret sampling alone, and its noise is found within a percent." * sampled
     caption += "." * (not sampled)
     if not plan.workload.is_prefix_sum:
-        caption += " This run is fitted to its own optimizer, whose iterates the card's error is of, not to bare sums."
+        caption += " The card's error is for the weights of this run's own optimizer, and not for this sum."
     picture = line_chart(lines, x, y, f"Noise by step. {told}")
     return tag("figure", title, picture, _table(profiles), tag("figcaption", caption))
 
@@ -604,8 +604,8 @@ def accuracy_figure(points: Sequence[tuple[int, float]], label: str) -> Html:
     falls = sum(b < a for a, b in pairwise(percent))
     told = f"{percent[-1]:.2f} % of the test examples are right at the end"
     caption = (
-        f"{told}, by the run's own metrics file, which the certificate does not cover. The test set is public, or of "
-        f"people who are not protected here; nothing is measured on training data."
+        f"{told}, by the run's own metrics file, which the certificate does not cover. That the test set is public, or "
+        "of people who are not protected here, the owner states."
     )
     described = f"Test accuracy by {label}: from {percent[0]:.1f} to {percent[-1]:.1f} percent; it fell {_times(falls)}"
     return tag("figure", tag("h3", f"Test accuracy by {label}"), line_chart([line], x, y, described),

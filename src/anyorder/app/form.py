@@ -240,8 +240,8 @@ def questions(claim: Plan | Certificate, units: int | None, utility: str, audit:
         ("Privacy parameters", "Is delta small for this many units?", small.marks[1][2] if units is not None else ""),
         ("Unit of privacy", "Whose data counts as one?", f"One {plan.unit}. See: who is protected."),
         ("Unit of privacy", "Is that one person, with everything about them?",
-         "One example is protected, and a person with several examples is protected less. In how many examples one "
-         "person can be, at most, the owner says:" if plan.unit == "example" else
+         "One example is protected. What is left for a person with several: see the table above. In how many examples "
+         "one person can be, at most, the owner says:" if plan.unit == "example" else
          f"All data of one {plan.unit}. That one {plan.unit} is one identity, the owner states."),
         ("Unit of privacy", "When are two data sets neighbours (bounded or unbounded)?",
          f"{_RELATIONS[plan.neighbours]} See: what is compared."),

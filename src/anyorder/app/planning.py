@@ -167,7 +167,7 @@ def comparison(rows: list[Row]) -> Any:
         for row in rows
     ]  # fmt: skip
     title = (
-        "error: noise in the iterates, root mean square over steps, in clip norms\n"
+        "error: noise in the weights during training, root mean square over steps, in clip norms\n"
         "over bound: over a certified lower bound of all mechanisms without sampling"
     )
     if any(row.plan.selection is not None for row in rows):
@@ -182,7 +182,7 @@ def order_table(compared: OrderComparison) -> Any:
     """Orders side by side as a rich table."""
     right = {"error", "vectors", "if known"}
     title = (
-        f"{compared.title}\nerror: noise in the iterates, root mean square over steps, in clip norms\n"
+        f"{compared.title}\nerror: noise in the weights during training, root mean square over steps, in clip norms\n"
         "if known: the epsilon if the batches became known; 'secret' ones must never be"
     )
     columns = {name: "right" if name in right else "left" for name in compared.columns[:5]}

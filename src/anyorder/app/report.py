@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, assert_never
 
 from anyorder.accounting.curves import Curve
-from anyorder.accounting.risk import RATES, Reach, point_reach
+from anyorder.accounting.gaussian import gdp_epsilon
+from anyorder.accounting.risk import RATES, Reach, gaussian_tpr, point_reach
 from anyorder.app import folder
 from anyorder.app.cards import MEANS, assumptions, limits, search_verdict, verdict, whom
 from anyorder.app.charts import (
@@ -89,6 +90,7 @@ class Shown:
         budget: id of the budget that the run was entered in.
         notes: what was found in the folder and is not shown, each in a sentence.
         form: what the owner states.
+        sha256: what the file of the claim says of itself, checked.
     """
 
     title: str = ""
@@ -100,6 +102,7 @@ class Shown:
     budget: str | None = None
     notes: tuple[str, ...] = ()
     form: Form = field(default_factory=Form)
+    sha256: str = ""
 
 
 def html_report(
@@ -192,7 +195,7 @@ def _run_page(claim: Plan | Certificate, shown: Shown) -> str:
         strength_box(strength_of(claim, units), certificate is not None), _passed(certificate),
         _searched(plan), _nobody(certificate), _headline(plan, certificate), _notes(shown),
         particulars(plan.unit, plan, done, of, shown.form),
-        _attacks(claim.reach, claim, plan.unit),
+        _attacks(claim.reach, claim, plan.unit), _groups(claim),
         tag("h2", "Who is protected, and from whom"), _list(whom(plan)),
         tag("h2", "What the promise rests on"), tag("ul", *map(_item, assumptions(plan, certificate))),
         tag("h2", "What it does not say"), tag("ul", *map(_item, limits(plan))),
@@ -202,14 +205,14 @@ def _run_page(claim: Plan | Certificate, shown: Shown) -> str:
         *_verifying(checked, unseen, large=is_large(plan.to_dict())), _model(certificate), signatures(),
         tag("h2", "Annex: pictures"), figures(*drawn),
         tag("h2", "Annex: the privacy card"), _card(claim.facts() if certificate is not None else plan.facts()),
-        _training(shown), _digests(plan, certificate),
+        _training(shown), _digests(plan, certificate, shown.sha256),
     )  # fmt: skip
 
 
 def _utility(shown: Shown) -> str:
     told = [f"{name}: {text}" for name, text in shown.score]
     if shown.accuracy:
-        told.append(f"{100 * shown.accuracy[-1][1]:.1f} % right at the end, on public test data")
+        told.append(f"{100 * shown.accuracy[-1][1]:.1f} % right at the end, on test data that the owner calls public")
     return f"{'; '.join(told)}. For what that is enough, the owner says:" if told else ""
 
 
@@ -283,7 +286,7 @@ def _headline(plan: Plan, certificate: Certificate | None) -> Html:
     return tag(
         "section", tag("div", number, class_="number"), tag("p", told),
         tag("p", "Epsilon limits how much more likely any conclusion about it can become. 0 reveals nothing, up to "
-            "about 1 is strong, 8 is common in practice, and far above 10 the number alone promises little. Delta, "
+            "about 4 is strong, 8 is usual and moderate, and above about 12 the promise is weak. Delta, "
             f"here 1 in {1 / plan.delta:,.0f}, is the small chance that this limit leaves out.", class_="small soft"),
         tag("div", *cells, class_="cells"), class_="headline",
     )  # fmt: skip
@@ -339,15 +342,23 @@ def _budget(shown: Shown) -> Html:
     )  # fmt: skip
 
 
-def _digests(plan: Plan, certificate: Certificate | None) -> Html:
+_WEIGHTS = 8  # digests that are shown: the file's own names all
+
+
+def _digests(plan: Plan, certificate: Certificate | None, sha256: str = "") -> Html:
     rows = [("plan", [plan.digest, "names the plan; an audit of the same plan has it too"])]
+    if sha256:
+        rows.insert(0, ("the file", [sha256, "the sha256 that the file ends with: this report is of that file"]))
     if certificate is not None:
         rows += [
             ("noise key", [certificate.key_fingerprint, "a fingerprint that leads to no key; no two runs share it"]),
             ("record", [certificate.record_digest, "who took part when, under a key that only the owner has: it tells "
                         "nothing, and holds the owner to one record"]),
             ("receipts", [certificate.receipt_root, "what each unit's own receipt leads to"]),
+            *(("weights", [one, "sha256 of a tensor, or of a file"]) for one in certificate.weights[:_WEIGHTS]),
         ]  # fmt: skip
+        if more := len(certificate.weights[_WEIGHTS:]):
+            rows.append(("weights", ["..", f"{counted(more, 'digest')} more, in the certificate"]))
     listed = [(name, [tag("code", digest), tag("span", told, class_="small soft")]) for name, (digest, told) in rows]
     return join(tag("h2", "Annex: digests"), _list(listed))
 
@@ -427,7 +438,8 @@ def _command(name: str = "run.privacy.json", large: bool = False) -> Html:
         "you trust where the file comes from."
     )
     return join(
-        tag("p", "You need the file and ", tag("code", "anyorder[cli]"), ": no data, no model, no key, no network."),
+        tag("p", "You need the file and ", tag("code", "anyorder"), " with its extra ", tag("code", "cli"),
+            ": no data, no model, no key, no network."),
         tag("pre", f"anyorder verify{option} {name}"),
         tag("p", told) if large else Html(),
         tag("p", "This recomputes every claim from the file. The last line must begin with ",
@@ -490,6 +502,29 @@ def _attacks(found: Reach, claim: Plan | Certificate, unit: str) -> Html:
             f"most {rounded_up(found.advantage, 3)}. These limits are computed from the promise."),
         tag("table", head, *rows),
     )  # fmt: skip
+
+
+def _groups(claim: Plan | Certificate) -> Html:
+    """What is left for a person who has several examples; of mu, which is multiplied."""
+    plan = claim.plan if isinstance(claim, Certificate) else claim
+    mu, known = claim.curve.mu if isinstance(claim, Certificate) else claim.mu, ""
+    if mu is None and not (isinstance(claim, Certificate) and claim.earlier):
+        mu, known = plan.known_mu, " The table takes the secret batches as known, which can only raise these numbers."
+    if plan.unit != "example":
+        return Html()
+    told = f"Epsilon {rounded_up(claim.epsilon)} is for a person with one example. One with more is easier to find."
+    title = tag("h3", "If one person has several examples")
+    if mu is None:
+        return join(title, tag("p", f"{told} How much easier is not computed here: make the person the unit."))
+    head = tag("tr", *(tag("th", name) for name in (
+        "examples of one person", f"epsilon at delta {rounded_up(plan.delta, 6)}", "the attacker who accuses 1 of 100 "
+        "others wrongly finds at most")))  # fmt: skip
+    rows = [
+        tag("tr", tag("td", f"{k}"), tag("td", rounded_up(gdp_epsilon(k * mu, plan.delta))),
+            tag("td", f"{percent(gaussian_tpr(k * mu, 0.01))} of 100"))
+        for k in (2, 3, 4)
+    ]  # fmt: skip
+    return join(title, tag("p", told, known), tag("table", head, *rows))
 
 
 _MU_MEANS = (
@@ -669,6 +704,7 @@ def _of_file(path: Path, large: bool, shown: Shown) -> Made:
         if mentions(path, f'"{SEARCH_FORMAT}"', large=large):
             return Made(html_report(SearchCertificate.load(path, large=large), shown), None)
         found = verify(path, large=large)
+        shown = replace(shown, sha256=str(read_json(path, large=large)["sha256"]))
     except CertificateError as problem:
         return _refused(path, problem, Shown())
     return Made(html_report(found.plan if found.certificate is None else found.certificate, shown), None)
@@ -678,6 +714,7 @@ def _of_run(path: Path, large: bool, shown: Shown) -> Made:
     file = path / folder.CERTIFICATE
     try:
         certificate = verify(file, large=large).certificate
+        shown = replace(shown, sha256=str(read_json(file, large=large)["sha256"]))
     except CertificateError as problem:
         return _refused(file, problem, Shown())
     if certificate is None:
@@ -761,7 +798,7 @@ def _score(found: dict[str, Any], settings: dict[str, Any]) -> tuple[tuple[str, 
         return ()
     regression = settings.get("learner") in ("linear", "poisson")
     told = f"R² {value:.4g}" if regression else f"{100 * value:.2f} % right"
-    return (("test score", f"{told}, on {rows} rows of a public table"),)
+    return (("test score", f"{told}, on {rows} rows of a table that the owner calls public"),)
 
 
 def _with_budget(shown: Shown, path: Path, plan: Plan) -> Shown:

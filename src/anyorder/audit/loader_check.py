@@ -400,7 +400,7 @@ def _gain(order: Participation, claimed: float, delta: float, mechanism: str | N
     chosen, alone = plan(mechanism=mechanism, **budget), plan(mechanism="independent", **budget)
     ratio = alone.noise_error() / chosen.noise_error()
     return (
-        f"; {chosen.strategy.describe()} has {ratio:.3g} times less noise in the iterates than independent noise there"
+        f"; {chosen.strategy.describe()} has {ratio:.3g} times less noise in the weights than independent noise there"
     )
 
 
@@ -875,7 +875,7 @@ class Watch:
         tally = group.private
         told = f"{counted(tally.steps, 'step')}, none with clipping and noise: {tally.missing or NOT_PRIVATE}"
         advice = (
-            "to train privately, see the quick start of anyorder, or Opacus's make_private",
+            "to train privately, see the tutorial of anyorder, or Opacus's make_private",
             "to ask what noise would give in this order: anyorder check --noise-multiplier 1 SCRIPT",
         )
         return CheckResult(

@@ -477,7 +477,7 @@ def tune(
     a fresh copy of that: what a run changes in memory, in modules or in global generators no other run and no caller
     sees, so that nothing of the best run tells how many came before it. The global generators of Python, NumPy and
     torch are seeded from the search's key. What a run prints goes to a secret file, or, where the law is `Fixed`, to
-    standard error. A function of a script or a notebook needs cloudpickle (`pip install 'anyorder[tune]'`).
+    standard error. A function of a script or a notebook needs cloudpickle (the extra `tune`).
 
     Args:
         function: (settings, plan, folder) -> `Trial`; one private training under `plan`. The folder is the run's own.

@@ -61,7 +61,7 @@ class Trials:
         try:
             self._function = _dumps(function)
         except Exception as problem:
-            more = "" if cloudpickle else ", or pip install 'anyorder[tune]', which takes functions of a notebook too"
+            more = "" if cloudpickle else ", or install the extra 'tune', which takes functions of a notebook too"
             raise ArgumentError(
                 f"function must be one that can be sent to another process, as each run has its own, got "
                 f"{function!r:.70} ({problem}): define it in a module, with its data{more}"

@@ -219,7 +219,9 @@ class LossWatch:
             return tape.output(outputs, axis)
 
         def watched(leaf: Tensor) -> Tensor:
-            return tape.output(leaf, axis) if leaf.requires_grad and leaf.dim() else leaf
+            if leaf.requires_grad and leaf.dim():
+                return tape.output(leaf, axis)
+            return leaf if type(leaf) is _Watched else tape.without_gradient(leaf, axis)
 
         return _changed(outputs, watched)
 
@@ -530,6 +532,18 @@ class _Tape:
         shown: Any = self.follow(tensor, _BY_ROW if by_row else _OF_BATCH)
         shown.plain = tensor
         self.roots.append(_Source(shown.number, tensor, private.version(tensor), None))
+        return shown  # type: ignore[no-any-return]
+
+    def without_gradient(self, output: Tensor, axis: tuple[Any, ...]) -> Tensor:
+        """An output that needs no gradient (classes, codes, masks): data of its rows, as a tensor of the batch is.
+
+        A copy: what is written into it is not written into an attribute of the model, or what its backward pass reads.
+        """
+        by_row = output.dim() and output.shape[0] == self.sizes[axis[0]]
+        own = output.clone()
+        shown: Any = self.follow(own, ByRow(axis, 0, 1) if by_row else _LOOKED)
+        shown.plain = own
+        self.roots.append(_Source(shown.number, own, private.version(own), None))
         return shown  # type: ignore[no-any-return]
 
     def output(self, output: Tensor, axis: tuple[Any, ...]) -> Tensor:
@@ -1831,9 +1845,9 @@ def rows_of(name: str, values: Any, rows: int, tape: _Tape | None) -> Tensor:
     Raises: ArgumentError for what is no tensor of one number for each row; ModelError for what is not proved.
     """
     if not isinstance(values, Tensor) or values.shape != (rows,) or values.is_complex():
-        shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
-        raise ArgumentError(
-            f"{name} must be a tensor of one number for each row of the batch, shape (rows,), got {shape}: take the "
+        got = f"another, of {values.dim()} dimension(s)" if isinstance(values, Tensor) else type(values).__name__
+        raise ArgumentError(  # not of which length: how many a mask chose is not public
+            f"{name} must be a tensor of one real number for each row of the batch, shape (rows,), got {got}: take the "
             "criterion with reduction='none', and the mean over what is inside of a row"
         )
     own, number = _place(values) if type(values) is _Watched else (None, -1)
@@ -1945,7 +1959,10 @@ class ExampleLoss(nn.Module):
         """The loss of outputs and targets, whose first dimension is the batch."""
         lengths = {len(leaf) if leaf.dim() else 0 for leaf in pytree.tree_leaves(batches) if isinstance(leaf, Tensor)}
         if len(lengths) != 1:
-            raise ModelError(f"outputs and targets must be batches of one length, got lengths {sorted(lengths)}")
+            raise ModelError(  # not of which lengths: how many a mask chose is not public
+                "outputs and targets must be batches of one length, the number of rows: give the criterion all rows of "
+                "both, with the examples in the first dimension"
+            )
 
         with private.WithoutSubclasses():
             tape = _tape_of(pytree.tree_leaves(batches), _NO_NAMES)

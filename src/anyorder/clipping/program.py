@@ -103,13 +103,14 @@ class Arguments:
 
 
 def _batch_size(tensors: Tensors, chained: bool) -> int:
-    shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors) or "none"
-    sizes = {tensor.shape[0] if tensor.dim() else None for tensor in tensors}
-    size = sizes.pop() if len(sizes) == 1 else None
-    if size is None:
+    sizes = [tensor.shape[0] if tensor.dim() else None for tensor in tensors]
+    size = sizes[0] if sizes else None
+    other = next((i for i, own in enumerate(sizes) if own is None or own != size), None)
+    if size is None or other is not None:  # sizes are not said: how many a mask chose is not public
+        told = "no tensor" if other is None else f"another, or none, in tensor {other + 1} of {len(sizes)}"
         raise ModelError(
-            "the tensors given to the model must share their leading dimension, the examples of the batch; got shapes "
-            f"{shapes}. Repeat a shared tensor for each example, or make it a buffer of the model; leave out the first "
+            "the tensors given to the model must share their leading dimension, the examples of the batch; got "
+            f"{told}. Repeat a shared tensor for each example, or make it a buffer of the model; leave out the first "
             "state of a recurrent layer, which is zeros, or transpose it in forward: its layers come first, also under "
             "batch_first=True"
         )

@@ -44,6 +44,7 @@ def check_names(owner: object, names: tuple[str, ...], package: ModuleType) -> N
 _functorch: Any = torch._C._functorch
 _apis_of_vmap: Any = _vmap_apis
 _graph: Any = _autograd_graph
+_autograd: Any = torch.autograd
 FUNCTORCH = (
     "_add_batch_dim", "_remove_batch_dim", "_unwrap_batched", "get_inplace_requires_grad_allowed", "get_unwrapped",
     "is_batchedtensor", "is_functorch_wrapped_tensor", "maybe_current_level",
@@ -291,7 +292,7 @@ def guard_backward(run_elsewhere: Callable[[Callable[[], Any], Any], Any]) -> No
         return run_elsewhere(functools.partial(run, outputs, gradients, *args, **kwargs), gradients)
 
     guarded.guarded = True  # type: ignore[attr-defined]
-    _graph._engine_run_backward = torch.autograd._engine_run_backward = guarded
+    _graph._engine_run_backward = _autograd._engine_run_backward = guarded
 
 
 def guard_makers(refuse: Callable[[str, Any], None]) -> None:

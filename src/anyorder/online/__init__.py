@@ -1,7 +1,7 @@
 """Convex learners in one pass, of any order: an adapter of `anyorder.release`.
 
-The classes with scikit-learn's interface, and `Scaler`, are loaded when they are first asked for: scikit-learn is an
-extra (`pip install 'anyorder[online]'`), and the rest works without it.
+The classes with scikit-learn's interface, and `Scaler`, are loaded when they are first asked for: scikit-learn is
+in the extra `online`, and the rest works without it.
 """
 
 import importlib

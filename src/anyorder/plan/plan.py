@@ -408,11 +408,11 @@ class Plan:
         if self.grid is not None:
             rows.append(("arithmetic", f"exact integers, in steps of {self.grid:.5g}: nothing leaks by rounding"))
         sums = not self.reaches_iterates
-        place = "sums of gradients" if sums else "iterates"
+        place = "sums of gradients" if sums else "weights during training"
         whole = "" if self.selection is None else ", of a row that is released at every step"
         return [
             *rows,
-            ("noise", f"std {self.noise_multiplier:.5g} clip norms on each row of Z (the noise multiplier)"),
+            ("noise", f"std {self.noise_multiplier:.5g} clip norms per step (the noise multiplier)"),
             (
                 "error",
                 f"{self.noise_error(sums=sums):.5g} clip norms in the {place}, root mean square over steps{whole}",
@@ -454,7 +454,7 @@ class Plan:
     def _memory(self) -> str:
         if self.grid is None:
             return f"{counted(self.strategy.state_rows, 'vector')} of the size of the model"
-        return "12 bytes a parameter for each row of Z that a step combines, up to 64 rows"
+        return "12 bytes a parameter for each step whose noise a step combines, up to 64 steps"
 
     def plot(self) -> Any:
         """The noise in the model after each step, as a figure of matplotlib; a notebook shows it.

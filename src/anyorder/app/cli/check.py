@@ -114,7 +114,8 @@ def check(
         fail(f"the script ended with exit code {code}; what is told is of the steps before", ExitCode.FAILED)
     if not findings:
         fail(
-            "no private training was seen: no optimizer of torch stepped after a batch of a DataLoader",
+            "no private training was seen: no optimizer of torch stepped after a batch of a DataLoader. A script that "
+            "finds its own finished checkpoint takes no step: move the checkpoint away, and check again",
             ExitCode.NOT_PRIVATE,
         )
     if outcome in _ENDS:

@@ -152,23 +152,26 @@ def verify(
     promise, style = f"epsilon <= {rounded_up(epsilon)} at delta = {rounded_up(plan.delta, 6)}", "green"
     if certificate is not None and certificate.realised is not None:
         told, sound = _realised(certificate, certificate.realised, found.evidence is not None)
-        promise, style = f"{promise}; realised, {told}", "green" if sound else "yellow"
+        promise, style = f"{promise}{told}", "green" if sound else "yellow"
     if plan.candidate_of is not None:
         promise, style = f"{promise}, of a run by itself. It is {CANDIDATE}", "yellow"
     console.print(f"verified: this {kind} claims {promise}", style=style)
 
 
 def _realised(certificate: Certificate, realised: Realised, backed: bool) -> tuple[str, bool]:
-    """What is said of the realised epsilon at the end, and whether it may pass for a good result.
+    """What is said of a realised epsilon that is another number, and whether it may pass for a good result.
 
     Args:
         backed: by the evidence, which has who took part.
     """
-    epsilon, steps = f"epsilon <= {rounded_up(realised.epsilon)}", counted(certificate.steps, "step")
+    epsilon, steps = rounded_up(realised.epsilon), counted(certificate.steps, "step")
     if realised.says_nobody(certificate.steps):
         told = "as the evidence has it" if backed else "which is unchecked and implausible. Rest on the planned epsilon"
-        return f"nothing: nobody took part in any of {steps}, {told}", False
-    return f"of who took part{'' if backed else ' as the file says, which is unchecked'}: {epsilon}", True
+        return f". Nobody took part in any of {steps}, {told}", False
+    if epsilon == rounded_up(certificate.epsilon):
+        return "", True
+    record = "the evidence" if backed else "the file's own unchecked record"
+    return f". Realised epsilon, by {record}: <= {epsilon}", True
 
 
 def _own(found: list[Certificate], receipts: list[Path], large: bool) -> dict[str, Receipt]:

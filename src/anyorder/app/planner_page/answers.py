@@ -188,7 +188,7 @@ class Unit:
     Attributes:
         name: kind and size, as `ao.plan(mechanism=..)` takes it.
         plan: at sigma 1.
-        error, last: noise in the iterates, root mean square over steps and in the last, in clip norms.
+        error, last: noise in the weights, root mean square over steps and in the last, in clip norms.
         ratio: error over the certified lower bound of all mechanisms.
         cost: rows of the model's size that a step makes or reads.
     """

@@ -1,5 +1,6 @@
 """Hugging Face: `transformers.Trainer` with private gradients."""
 
+import copy
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +20,7 @@ from anyorder.clipping.clip_rules import Rule
 from anyorder.clipping.torch_private import check_names
 from anyorder.errors import ArgumentError, CheckpointError, LoaderError, ModelError
 from anyorder.plan.plan import Plan
+from anyorder.release.journal import Journal
 from anyorder.sampling import UnitOrderSampler
 from anyorder.sampling.loader import PrivateLoader
 from anyorder.sampling.shapes import PadTo
@@ -281,11 +283,15 @@ class PrivateTrainerMixin:
         loader = self._plain_loader(args, trainer.train_dataset)
         trainer.create_optimizer()
         path = Path(args.output_dir) / _CHECKPOINT
-        if path.exists() and not self._resumes:
+        if Journal.has_steps(path) and not self._resumes:
             raise CheckpointError(
-                f"{path} is of an earlier run; call train(resume_from_checkpoint=True), or choose another output_dir"
+                f"{path} is of an earlier run, which took steps; call train(resume_from_checkpoint=True), or choose "
+                "another output_dir"
             )
         path.parent.mkdir(parents=True, exist_ok=True)
+        own: Any = None
+        if path.exists() and not self._resumes:  # begun by a program that was refused before its first step
+            own = copy.deepcopy((trainer.model.state_dict(), trainer.optimizer.state_dict()))
         self.engine = PrivacyEngine(self.plan, checkpoint=path, key=self._engine_key)
         overridden = type(self).compute_loss is not PrivateTrainerMixin.compute_loss or self._has_own_loss()
         self._reduction = "mean" if overridden else "sum"
@@ -293,6 +299,10 @@ class PrivateTrainerMixin:
             trainer.model, trainer.optimizer, loader, unit=self._unit, loss_reduction=self._reduction,
             accumulate=args.gradient_accumulation_steps, released=self._released, **self._options, **self._lengths(),
         )  # fmt: skip
+        if own is not None and self.engine.step == 0:  # nothing was released: weights and settings are today's
+            trainer.model.load_state_dict(own[0])
+            trainer.optimizer.load_state_dict(own[1])
+            self.engine.save()
         if self._unit is not None:
             self.engine.loader.show = self._without_keys(self.engine.loader.show)
         self._logged = self.engine.step
@@ -346,9 +356,17 @@ class PrivateTrainerMixin:
         """Train. To resume, use the last checkpoint of this run: the plan's noise goes on from there."""
         self._resumes = bool(resume_from_checkpoint)
         self._check_choices()  # callbacks may have come since
+        if resume_from_checkpoint is True and self._ended_before_a_save():
+            resume_from_checkpoint = None  # from the start, and the engine holds each step to what was released
         found = super().train(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
         means = {f"train_{name}": value for name, value in self._means(since=0).items()}
         return found._replace(metrics=self._shown(found.metrics | means))
+
+    def _ended_before_a_save(self) -> bool:
+        """Whether output_dir has the privacy checkpoint that a run begins with, and none of the Trainer's."""
+        folder = self.args.output_dir  # type: ignore[attr-defined]
+        last = _transformers.trainer_utils.get_last_checkpoint
+        return (Path(folder) / _CHECKPOINT).exists() and last(folder) is None
 
     def _init_training_state(self, *args: Any, **kwargs: Any) -> Any:
         found = super()._init_training_state(*args, **kwargs)  # type: ignore[misc]
@@ -545,7 +563,9 @@ class PrivateTrainer(PrivateTrainerMixin, _transformers.Trainer):  # type: ignor
     `ao.Public`.
 
     With `save_strategy`, the privacy state is saved in `output_dir` next to each checkpoint, and
-    `train(resume_from_checkpoint=True)` in a new trainer goes on from the last of them.
+    `train(resume_from_checkpoint=True)` in a new trainer goes on from the last of them. Where there is none yet it goes
+    on from the start, and repeats exactly what was released. A run that was refused before its first step needs no
+    more than `train()`.
 
     A step is `gradient_accumulation_steps` micro-batches of `per_device_train_batch_size` examples. Where memory is
     short: `chunk_size` bounds gradients, micro-batches bound activations too; the sums are the same.
