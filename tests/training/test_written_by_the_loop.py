@@ -225,6 +225,16 @@ def test_a_bank_of_earlier_batches_is_refused_in_batches_of_one_row_too(batch_si
 
 
 @pytest.mark.parametrize("batch_size", [1, 4])
+def test_a_metric_of_what_an_alias_has_written_is_refused(batch_size):
+    engine, private, _, loader = private_of(nn.Linear(3, 3), batch_size, released=ao.Metrics({"loss": 4.0}))
+    x, y = next(iter(loader))
+    bank, outputs = torch.zeros(3), private(x)
+    bank.data.add_(outputs.detach().mean(0))
+    with pytest.raises(ModelError, match="were written|rows"):
+        engine.measure(loss=F.cross_entropy(outputs + bank, y, reduction="none"))
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
 def test_a_metric_of_earlier_batches_is_refused_in_batches_of_one_row_too(batch_size):
     engine, private, _, loader = private_of(nn.Linear(3, 3), batch_size, released=ao.Metrics({"loss": 4.0}))
     x, y = next(iter(loader))

@@ -50,7 +50,7 @@ from torch.nn import functional as F
 
 from anyorder import checks
 from anyorder.clipping import torch_private as private
-from anyorder.clipping.coupling import check_argument, check_nothing_kept
+from anyorder.clipping.coupling import check_argument, check_nothing_kept, written_since
 from anyorder.clipping.rows import (
     TOTAL,
     ByRow,
@@ -511,6 +511,7 @@ class _Tape:
         self.roots: list[_Source] = []
         self.calls: list[_Call] = []
         self.operands: list[Tensor] = []
+        self.noted: list[int] = []  # their versions, when they were read
         self.foreign: set[int] = set()  # those of other batches
         self.gradients: dict[tuple[int, int], Tensor] | None = None
         self.trusted: list[Any] = []  # nodes of autograd behind which rows are alone
@@ -601,6 +602,7 @@ class _Tape:
             for c in other.calls
         ]  # fmt: skip
         self.operands += other.operands
+        self.noted += other.noted
         self.foreign |= {i + operands for i in other.foreign}
         self.trusted += other.trusted
         self.nodes |= {node: axis + batches for node, axis in other.nodes.items()}
@@ -622,7 +624,7 @@ class _Tape:
         self._drop()
 
     def _drop(self) -> None:
-        self.roots, self.calls, self.operands, self.trusted, self._alive = [], [], [], [], []
+        self.roots, self.calls, self.operands, self.noted, self.trusted, self._alive = [], [], [], [], [], []
         self.gradients = None
 
     # -- functions ---------------------------------------------------------------------------------------------------
@@ -634,7 +636,8 @@ class _Tape:
                 "a hook on saved tensors (torch.autograd.graph.saved_tensors_hooks) sees those of all examples, and "
                 "what it gives back decides their gradients; leave the loss out of it, from model(x) to loss.backward()"
             )
-        writes, norm, special = _kind_of(func)
+        by_rules = rule is None
+        writes, norm, special = _kind_of(func) if by_rules else _NO_KIND
         function = (special(self, func, args, kwargs) or func) if special is not None else func
         written_to: Any = _target(func, args) if writes else None
         own = written_to is None or (type(written_to) is _Watched and _place(written_to)[0] is self)
@@ -683,7 +686,7 @@ class _Tape:
                 silent = tensor.dim() == 1 and type(tensor) is Tensor and norm
                 if tensor is not written_to and (silent or private.version(tensor) != version):  # running means: none
                     self._also_written(tensor, states[0] if args and tensor is args[0] and states else _NOT_FOLLOWED)
-        is_new = type(result) is Tensor and _makes_new(func) and not any(map(is_, repeat(result), tensors))
+        is_new = type(result) is Tensor and by_rules and _makes_new(func) and not any(map(is_, repeat(result), tensors))
         shown, numbers = self._shown(result, states, is_new)
         if numbers or written_to is not None:
             number = None if written_to is None else written_to.number
@@ -764,16 +767,14 @@ class _Tape:
             if tape is self:
                 return _Node(number)
             self.foreign.add(len(self.operands))
-            self.operands.append(value.as_subclass(Tensor).detach())
-            return _Operand(len(self.operands) - 1)
+            return self._operand(value.as_subclass(Tensor).detach())
         if isinstance(value, Tensor):
             state = self._origin(value)
             self.of_written = self.of_written or state is _WRITTEN
             self.assumed = self.assumed or isinstance(state, ByRow)
             key += (state, value.shape, value.dtype)
             given.append((value, state))
-            self.operands.append(value if kind is nn.Parameter or not value.requires_grad else value.detach())
-            return _Operand(len(self.operands) - 1)
+            return self._operand(value if kind is nn.Parameter or not value.requires_grad else value.detach())
         if kind in (tuple, list) or (kind not in _CONSTANTS and isinstance(value, (tuple, list))):
             key += (kind, len(value))
             made: Any = []
@@ -806,6 +807,12 @@ class _Tape:
         else:
             key += (kind, value if getattr(kind, "__hash__", None) is not None else id(value))
         return value
+
+    def _operand(self, tensor: Tensor) -> _Operand:
+        """What stands for a tensor that is not watched."""
+        self.operands.append(tensor)
+        self.noted.append(private.version(tensor))
+        return _Operand(len(self.operands) - 1)
 
     def _origin(self, tensor: Tensor) -> State:
         """Where a tensor that is not watched comes from."""
@@ -862,6 +869,10 @@ class _Tape:
         self.allowed = True
         try:
             result = Tensor.backward(loss, *args, **kwargs)  # type: ignore[no-untyped-call]
+        except RuntimeError as error:  # of torch, which names no tensor
+            if isinstance(error, AnyorderError) or not any(map(str(error).__contains__, _WROTE)):
+                raise
+            raise written_since() from None
         finally:
             self.allowed, self.gradients = False, None
         self.watch.kept = min("promised" if self.assumed else kept, self.watch.kept or "proved", key=_KEPT.index)
@@ -872,6 +883,8 @@ class _Tape:
         """How rows are kept apart."""
         number = _place(loss)[1]
         state = self.states[number]
+        if self.watch.escaped and any(_reads_besides(call) for call in self._needed(number)[0]):  # perhaps since then
+            raise ModelError(f"the loss couples examples: it {_WRITTEN.why}; {_CURE}")
         alone = self.sizes == [1] and not (self.foreign or self.of_numbers or self.of_written)
         if alone and state is not _NOT_FOLLOWED:  # one row couples nothing
             return "proved"
@@ -898,7 +911,7 @@ class _Tape:
         roots = [r for r in self.roots if r.number in needed]
         operands = {int(n) for c in calls for n in _leaves(c, _Operand)}
         axes = {state.axis for r in roots if isinstance(state := self.states[r.number], ByRow)}
-        written = any(private.version(r.tensor) != r.version for r in roots)
+        written = any(private.version(r.tensor) != r.version for r in roots) or not all(map(self._is_as_then, operands))
         if len(axes) != 1 or written or operands & self.foreign:
             raise _cannot_map("it is made of two batches, or of rows in another order, or was written in place")
         if any(r.port is not None and r.number in self.given_on for r in roots):
@@ -960,6 +973,8 @@ class _Tape:
         operands = [int(n) for c in calls for n in _leaves(c, _Operand)]
         if len(self.sizes) > 1 or not size or not calls or self.foreign.intersection(operands):
             return None
+        if not all(map(self._is_as_then, operands)) or (self.watch.escaped and any(map(_reads_besides, calls))):
+            return None
         constants = [self.operands[n] for n in operands] + [t for n, t in given.items() if self.states[n] is None]
         placed = any(t.dim() and len(t) == size for t in constants)
         by_one = any(isinstance(self.states[n], OfRow) for c in calls for n in c.results if n is not None)
@@ -986,6 +1001,11 @@ class _Tape:
         except Exception:
             return None
         return made if (made.shape, made.dtype) == (watched.shape, watched.dtype) else None
+
+    def _is_as_then(self, operand: int) -> bool:
+        """Whether a tensor that is not watched holds what it held when it was read: no number of the batch since."""
+        tensor = self.operands[operand]
+        return type(tensor) is not _Watched and private.version(tensor) == self.noted[operand]
 
     def _rows_now(self, number: int) -> Tensor | None:
         """The rows that a number stands for, each known to be of its row alone, or a constant, if anybody has them."""
@@ -1039,6 +1059,10 @@ class _Tape:
             yield
 
 
+_WROTE = "modified by an inplace operation", "has been modified inplace"
+"""What torch says of a tensor that was written between its two passes."""
+
+
 def _after_a_look(state: State, result: Any, read: set[State]) -> State:
     """A row's result by numbers of the same row (`out[i, y[i]]`) is of that row; its shape may follow from them."""
     if isinstance(state, OfRow) and read - {None} == {state}:
@@ -1079,6 +1103,11 @@ _KNOWN = 4096
 
 def _leaves(call: _Call, kind: type) -> list[Any]:
     return [leaf for leaf in pytree.tree_leaves((call.args, call.kwargs)) if type(leaf) is kind]
+
+
+def _reads_besides(call: _Call) -> bool:
+    """Whether a call reads tensors that are not watched, or may."""
+    return isinstance(call.function, _Again) or bool(_leaves(call, _Operand))
 
 
 def _counts_rows(call: _Call, rows: int) -> bool:
@@ -1439,6 +1468,9 @@ def _kind_of(func: Any) -> tuple[bool, bool, Any]:
     """Whether a function writes its first argument, may write others, and what gives it another form."""
     name = getattr(func, "__name__", "")
     return _writes(func), "norm" in name or name == "__set__", _SPECIAL.get(func)
+
+
+_NO_KIND = False, False, None
 
 
 @functools.cache
@@ -1916,19 +1948,30 @@ class ExampleLoss(nn.Module):
 
 def _one_at_a_time(run: Any, batches: Any, kwargs: Any, tape: _Tape | None, rule: Any) -> Any:
     """`run(*batches)`, of a function that is given one example at a time and sees nothing else of the batch."""
-    _given_alone.append(run)
-    try:
-        first = [run(*unwatched(batches), **kwargs)]
-    finally:
-        _given_alone.pop()
+    again = _Again(run, kwargs)
+    made = again(*unwatched(batches))
     if tape is None or tape.closed:
-        return first[0]
-
-    def again(*rows: Any) -> Any:  # what was made now, and in a run row by row that of the row
-        return first.pop() if first else run(*rows, **kwargs)
-
+        return made
+    again.first.append(made)
     with private.WithoutSubclasses():
         return tape.call(again, batches, {}, rule=rule)
+
+
+class _Again:
+    """A function that sees one example at a time: what it made of a batch, once, and of a row where that runs again."""
+
+    def __init__(self, run: Any, kwargs: Any) -> None:
+        self.run, self.kwargs, self.first = run, kwargs, list[Any]()
+
+    def __call__(self, *rows: Any) -> Any:
+        if self.first:
+            return self.first.pop()
+        _given_alone.append(self.run)
+        try:
+            with private.WithSubclasses():  # a tensor of the batch that it reads now is refused too
+                return self.run(*rows, **self.kwargs)
+        finally:
+            _given_alone.pop()
 
 
 def _follow_vmap(run: Any, in_dims: Any, out_dims: Any, args: Any, kwargs: Any) -> Any:
