@@ -34,7 +34,7 @@ import functools
 import itertools
 import sys
 import weakref
-from collections import UserDict
+from collections import UserDict, UserList
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import is_dataclass
@@ -416,7 +416,7 @@ def _parts(tree: Any) -> list[Any] | None:
     if issubclass(kind, (type, Tensor)):
         return None
     parts = [part for _, part in named_parts(tree)]
-    is_container = issubclass(kind, (tuple, list, dict, UserDict)) or is_dataclass(kind)
+    is_container = issubclass(kind, (tuple, list, dict, UserDict, UserList)) or is_dataclass(kind)
     is_container = is_container or kind in pytree.SUPPORTED_NODES
     return parts if parts and (is_container or any(issubclass(type(part), Tensor) for part in parts)) else None
 
