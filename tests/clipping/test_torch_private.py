@@ -32,6 +32,14 @@ def test_levels():
     assert inside_vmap(lambda x: private.current_level()) == 1
 
 
+def test_a_backward_pass_is_known_while_it_runs():
+    assert private.backward_pass() < 0
+    x, seen = torch.ones(2, requires_grad=True), []
+    x.register_hook(lambda g: seen.append(private.backward_pass()))
+    torch.autograd.grad(x.sum(), x)
+    assert seen[0] >= 0
+
+
 def test_wrapped_and_batched():
     x = torch.ones(2)
     assert not private.is_wrapped(x)

@@ -69,6 +69,22 @@ def test_numbers_of_a_batch_are_not_written_into_the_model(name, after):
             optimizer.step()
 
 
+@pytest.mark.parametrize("kind", [torch.sum, lambda x: x])
+def test_forward_reads_no_tensor_of_the_loop(kind):
+    """In a list that is no attribute of the model, say: each example would see those of all."""
+    held = []
+
+    class Reads(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) * held[0].mean()
+
+    _, private, _, loader = private_of(Reads(3, 3))
+    x, _ = next(iter(loader))
+    held.append(kind(x))
+    with pytest.raises(ModelError, match="or the private model, reads a tensor of the batch"):
+        private(x)
+
+
 def test_a_number_of_the_batch_is_not_given_to_the_model():
     _, private, _, loader = private_of(Scaled())
     x, _ = next(iter(loader))

@@ -181,18 +181,29 @@ def check_nothing_kept(module: nn.Module, of: str = "the model") -> None:
             kind = type(value)
             if kind in _PLAIN or (kind in _CONTAINERS and not value) or attribute == "_modules":
                 continue  # most attributes, and the modules, whose turn comes
-            if is_of_loop(value) or (attribute == "_buffers" and any(map(is_of_loop, value.values()))):
-                raise ModelError(
-                    f"the loop put something of a batch into {name or f'{of} itself'} ({type(part).__name__}), as "
-                    f"{attribute.removeprefix('_')}: every example would see what all have in it. Normalise by public "
-                    "numbers, and keep what is measured of batches out of the private model"
-                )
+            _check_not_of_loop(value, name or f"{of} itself", part, attribute)
             if _is_of_batch(value):
                 raise ModelError(
                     f"{name or f'{of} itself'} ({type(part).__name__}) keeps a tensor of the batch in its "
                     f"attribute {attribute!r}: a later batch would depend on these examples. Return it from forward, "
                     "or do not store it in training"
                 )
+
+
+def check_nothing_of_loop(module: nn.Module) -> None:
+    """Refuse a module that has tensors of the loop, where its forward did not come to an end."""
+    for name, part in module.named_modules():
+        for attribute, value in vars(part).items():
+            _check_not_of_loop(value, name or "the model itself", part, attribute)
+
+
+def _check_not_of_loop(value: Any, name: str, part: nn.Module, attribute: str) -> None:
+    if is_of_loop(value) or (attribute == "_buffers" and any(map(is_of_loop, value.values()))):
+        raise ModelError(
+            f"the loop put something of a batch into {name} ({type(part).__name__}), as {attribute.removeprefix('_')}: "
+            "every example would see what all have in it. Normalise by public numbers, and keep what is measured of "
+            "batches out of the private model"
+        )
 
 
 def is_of_loop(value: Any) -> bool:

@@ -34,7 +34,7 @@ import functools
 import itertools
 import sys
 import weakref
-from collections import UserDict
+from collections import UserDict, UserList
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import is_dataclass
@@ -416,7 +416,7 @@ def _parts(tree: Any) -> list[Any] | None:
     if issubclass(kind, (type, Tensor)):
         return None
     parts = [part for _, part in named_parts(tree)]
-    is_container = issubclass(kind, (tuple, list, dict, UserDict)) or is_dataclass(kind)
+    is_container = issubclass(kind, (tuple, list, dict, UserDict, UserList)) or is_dataclass(kind)
     is_container = is_container or kind in pytree.SUPPORTED_NODES
     return parts if parts and (is_container or any(issubclass(type(part), Tensor) for part in parts)) else None
 
@@ -669,7 +669,7 @@ class _Tape:
             else:
                 result, states, written = self._interpret(function, args, kwargs, given, at, rule)
         except RuntimeError as refusal:
-            if "is a view and is being modified inplace" in str(refusal):
+            if "is a view and" in str(refusal):
                 raise _writes_output() from refusal
             raise
         if not own:
@@ -767,7 +767,7 @@ class _Tape:
             if tape is self:
                 return _Node(number)
             self.foreign.add(len(self.operands))
-            return self._operand(value.as_subclass(Tensor).detach())
+            return self._operand(_ordinary(value).detach())
         if isinstance(value, Tensor):
             state = self._origin(value)
             self.of_written = self.of_written or state is _WRITTEN
@@ -818,8 +818,8 @@ class _Tape:
 
     def _origin(self, tensor: Tensor) -> State:
         """Where a tensor that is not watched comes from."""
-        if private.is_wrapped(tensor):  # under a transform of torch.func
-            return _NOT_FOLLOWED
+        if private.is_wrapped(tensor):
+            raise _transformed()
         if tensor.requires_grad and not tensor.is_leaf and _walk(tensor.grad_fn, self.trusted)[0]:
             return _NOT_FOLLOWED
         if self.watch.escaped or self.watch.was_written(tensor):
@@ -1264,6 +1264,21 @@ def _check_trains_nothing(tape: "_Tape | None", leaves: list[Tensor]) -> None:
         raise _trains_others()
 
 
+def _hooked() -> ModelError:
+    return ModelError(
+        "a hook on an output of the private model, or on what gets a gradient of it, sees the gradients of all "
+        f"examples, and couples them; {_CURE}"
+    )
+
+
+def _as_gradients(what: str) -> ModelError:
+    return ModelError(
+        f"a backward pass of tensors that are not of the batch {what}: what it makes of them is not followed, so that "
+        "one example may move the gradients of others, and other tensors learn from private data without noise. "
+        "Multiply with these numbers before, torch.autograd.grad((output * numbers).sum(), inputs)"
+    )
+
+
 def _trains_others() -> ModelError:
     return ModelError(
         "what was computed of the batch, and not of outputs of the private model alone, trains other tensors, those of "
@@ -1574,6 +1589,15 @@ class _Watched(Tensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _ordinary(self).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
+    def as_subclass(self, cls: Any) -> Any:  # of which torch tells nobody
+        """Watched as before: an ordinary tensor that shared the memory would be taken for a constant."""
+        if cls not in (Tensor, _Watched):
+            raise ModelError(
+                f"a tensor of the batch was made a {cls.__name__}, which is not followed, so that one example may move "
+                "the gradients of others; make it one in the data set, or inside of the model's forward"
+            )
+        return self.view_as(self)
+
     @staticmethod
     @private.never_compiled
     def __torch_function__(func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -1581,7 +1605,7 @@ class _Watched(Tensor):
         if _free:
             raise _not_free()
         with private.WithoutSubclasses():
-            if _is_ordinary(func) and not _given_alone:  # as most are: the ways below lead to the same
+            if _is_ordinary(func) and not _given_alone and not _elsewhere:  # as most are
                 tape = _tape_of(args, kwargs)
                 return (
                     _of_earlier(tape, func, args, kwargs)
@@ -1603,9 +1627,16 @@ class _Watched(Tensor):
                     "distance_function=), reads tensors of the batch that it was not given: they are those of all "
                     "examples, which would move the gradients of others. Give them to it as further arguments"
                 )
+            if _elsewhere and private.backward_pass() >= 0:  # in this thread
+                raise _as_gradients("has a hook, or a function of one's own, that reads numbers of the batch")
+            if func == _DATA:  # no version tells what is written there: an alias of which it does
+                func = Tensor.detach
             if func in _BACK:
                 for output in pytree.tree_leaves(args[0] if args else kwargs["outputs"]):
                     _walk(output.grad_fn, ())  # which refuses those of a generator
+                for one in pytree.tree_leaves(args[1] if len(args) > 1 else kwargs["inputs"]):
+                    if type(one) is not _Watched and getattr(one, "_backward_hooks", None):
+                        raise _hooked()
             tape = _tape_of(args, kwargs)
             if tape is None or tape.closed:
                 return _of_earlier(tape, func, args, kwargs)
@@ -1618,10 +1649,7 @@ class _Watched(Tensor):
                     raise _unseen()
                 return tape.backward(one, (), {k: v for k, v in kwargs.items() if v is not None})
             if func in _HOOKS:
-                raise ModelError(
-                    "a hook on an output of the private model, or on what is computed from it, sees the gradients of "
-                    f"all examples, and couples them; {_CURE}"
-                )
+                raise _hooked()
             if func is Tensor.__iter__:
                 return iter(tape.call(torch.unbind, (args[0], 0), {}))
             name = getattr(func, "__name__", "")
@@ -1648,6 +1676,7 @@ def _is_ordinary(func: Any) -> bool:
     return func not in others and getattr(func, "__name__", "") not in ("__set__", "__get__")
 
 
+_DATA = getattr(Tensor.data, "__get__", None)
 _HOOKS = {Tensor.register_hook}
 _TYPES = {Tensor.type_as, Tensor.to}
 """Of a second tensor they take dtype and device, and no number."""
@@ -1826,7 +1855,7 @@ def _is_shown_elsewhere(written: Any) -> bool:
 
 def _ordinary(tensor: Tensor) -> Tensor:
     with private.WithoutSubclasses():
-        return tensor.as_subclass(Tensor)
+        return Tensor.as_subclass(tensor, Tensor)
 
 
 def _leave_to_python() -> None:
@@ -1835,6 +1864,8 @@ def _leave_to_python() -> None:
     And have the transforms of `torch.func` refuse them: inside, their numbers are those of ordinary tensors.
     """
     private.guard_transforms(_refuse_transform, _follow_vmap)
+    private.guard_backward(_run_elsewhere)
+    private.guard_makers(_refuse_made)
     private.compiler_leaves(_Watched)
     _LEFT.add(sys.modules.get(private.COMPILER))
 
@@ -1894,12 +1925,58 @@ def rows_of(name: str, values: Any, rows: int, tape: _Tape | None) -> Tensor:
 
 
 def _refuse_transform(tensor: Any) -> None:
-    """Raises: ModelError for a watched tensor that torch.func (vmap, grad, jvp) is given."""
-    if type(tensor) is _Watched and (tape := _place(tensor)[0]) is not None and not tape.closed:
-        raise ModelError(
-            "the loss couples examples, or may: torch.func was given a tensor of the batch, and what it makes of it is "
-            f"not followed; {_CURE}"
-        )
+    """Raises: ModelError for a watched tensor that torch.func (vmap, grad, jvp, functionalize) takes in, or gives out.
+
+    Those of earlier batches may be looked at; what was made of them may be anywhere from here on.
+    """
+    tape = _place(tensor)[0] if type(tensor) is _Watched else None
+    if type(tensor) is _Watched and (tape is None or not tape.closed):
+        raise _transformed()
+    if tape is not None:
+        tape.watch.escaped = True
+
+
+def _transformed() -> ModelError:
+    return ModelError(
+        "the loss couples examples, or may: a function under a transform of torch.func (vmap, grad, jvp, "
+        "functionalize), or the private model, reads a tensor of the batch that it was not given row by row, and what "
+        "it makes of it is not followed. Give the model, and vmap with in_dims=0 and out_dims=0, all tensors of the "
+        "batch that they read; call several networks one after another, torch.stack([network(x) for network in "
+        f"networks]); take torch.func.grad inside of the model's forward. Or {_CURE}"
+    )
+
+
+_elsewhere: list[None] = []
+"""Backward passes of ordinary tensors that run now: what their hooks do with numbers of a batch is not seen."""
+
+
+def _run_elsewhere(run: Callable[[], Any], gradients: Any) -> Any:
+    """A backward pass that `_Tape.backward` does not know.
+
+    Raises: ModelError where it is given numbers of a batch, or its hooks or functions read any.
+    """
+    for gradient in gradients:
+        if isinstance(gradient, Tensor) and type(private.unwrapped(gradient)) is _Watched:
+            raise _as_gradients("was given numbers of the batch as gradients")
+    _elsewhere.append(None)
+    try:
+        return run()
+    finally:
+        _elsewhere.pop()
+
+
+def _refuse_made(name: str, given: Any) -> None:
+    """Raises: ModelError for watched tensors of which a function that torch lets nobody follow would make another."""
+    for tensor in _flat(given):
+        tape = _place(tensor)[0] if type(tensor) is _Watched else None
+        if type(tensor) is _Watched and (tape is None or not tape.closed):
+            raise ModelError(
+                f"torch.{name} was given a tensor of the batch, and what it makes is not followed, so that one example "
+                "may move the gradients of others; call it in the data set or in collate_fn, or inside of the model's "
+                "forward"
+            )
+        if tape is not None:  # of an earlier batch, which may be looked at
+            tape.watch.escaped = True
 
 
 # -- a loss of one example at a time ---------------------------------------------------------------------------------
@@ -1945,7 +2022,7 @@ class ExampleLoss(nn.Module):
         loss: Tensor = _one_at_a_time(self._mean, batches, {}, tape, _of_rows)
         if tape is not None and not tape.closed:
             with private.WithoutSubclasses():
-                tape.trusted.append(loss.as_subclass(Tensor).grad_fn)
+                tape.trusted.append(_ordinary(loss).grad_fn)
         return loss
 
     def _mean(self, *batches: Any) -> Tensor:
@@ -1999,6 +2076,8 @@ def _follow_vmap(run: Any, in_dims: Any, out_dims: Any, args: Any, kwargs: Any) 
     if not _given_alone and out_dims == 0 and in_dims in (0, (0,) * len(args)):
         with private.WithoutSubclasses():
             tape = _tape_of(pytree.tree_leaves(args), _NO_NAMES)
+        if tape is not None and tape.closed:
+            return pytree.tree_map_only(Tensor, functools.partial(_as_earlier, tape), run(*unwatched(args), **kwargs))
         watch = tape.watch if tape is not None and not tape.closed and tape.followed_data else None
         if watch is not None and not watch.escaped and not watch.written:  # what it reads besides is public
             return _one_at_a_time(run, args, kwargs, tape, _along_rows)

@@ -25,7 +25,7 @@ from anyorder import checks
 from anyorder.clipping import native
 from anyorder.clipping.bounded import NON_FINITE, ClippedSum, check_finite
 from anyorder.clipping.clip_rules import Cut, Flat, Rule
-from anyorder.clipping.coupling import Made, Witness, check_nothing_kept, one_pass, written_since
+from anyorder.clipping.coupling import Made, Witness, check_nothing_kept, check_nothing_of_loop, one_pass, written_since
 from anyorder.clipping.layer_rules import (
     Books,
     ParameterView,
@@ -481,6 +481,7 @@ class Pass:
         try:
             yield
         except (AnyorderError, torch.OutOfMemoryError):
+            check_nothing_of_loop(self._module)
             raise
         except FAILURES as error:
             with torch.random.fork_rng([self._device.index] if self._device.type == "cuda" else []):
@@ -1537,6 +1538,7 @@ class _FunctionalJob:
                 check_nothing_kept(self.module)
                 return result
             except (AnyorderError, torch.OutOfMemoryError):
+                check_nothing_of_loop(self.module)
                 raise
             except FAILURES as error:
                 if not self.call.mapped:

@@ -431,7 +431,7 @@ class Tape:
 
     def versions(self, tensors: list[Any]) -> list[int]:
         """How often each tensor was written that `backward` reads, but for inputs and parameters."""
-        return private.versions([tensors[number] for number in self._kept])
+        return private.versions(list(map(tensors.__getitem__, self._kept)))
 
     def backward(self, tensors: list[Any], gradients: Sequence[Tensor]) -> None:
         """The rest of the operations, of the gradients of the differentiable outputs."""

@@ -19,6 +19,7 @@ from torch._functorch import apis as _vmap_apis
 from torch._functorch import eager_transforms as _eager
 from torch._functorch import pyfunctorch
 from torch._functorch import vmap as _vmap
+from torch.autograd import graph as _autograd_graph
 from torch.nn.modules import batchnorm, instancenorm
 from torch.nn.utils import parametrizations
 from torch.nn.utils.parametrize import ParametrizationList as ParametrizationList
@@ -42,13 +43,18 @@ def check_names(owner: object, names: tuple[str, ...], package: ModuleType) -> N
 
 _functorch: Any = torch._C._functorch
 _apis_of_vmap: Any = _vmap_apis
+_graph: Any = _autograd_graph
+_autograd: Any = torch.autograd
 FUNCTORCH = (
     "_add_batch_dim", "_remove_batch_dim", "_unwrap_batched", "get_inplace_requires_grad_allowed", "get_unwrapped",
     "is_batchedtensor", "is_functorch_wrapped_tensor", "maybe_current_level",
 )  # fmt: skip
 check_names(_functorch, FUNCTORCH, torch)
-check_names(_vmap, ("_add_batch_dim",), torch)
-check_names(_eager, ("_wrap_for_grad",), torch)
+check_names(_vmap, ("_add_batch_dim", "_remove_batch_dim"), torch)
+check_names(_eager, ("_wrap_for_grad", "_unwrap_for_grad"), torch)
+check_names(_eager, ("_wrap_functional_tensor", "_unwrap_functional_tensor"), torch)
+check_names(_graph, ("_engine_run_backward",), torch)
+check_names(torch._C, ("_current_graph_task_id", "_is_torch_function_enabled"), torch)
 
 add_batch_dim: Callable[[Tensor, int, int], Tensor] = _functorch._add_batch_dim
 remove_batch_dim: Callable[[Tensor, int, int, int], Tensor] = _functorch._remove_batch_dim
@@ -58,6 +64,8 @@ is_wrapped: Callable[[Tensor], bool] = _functorch.is_functorch_wrapped_tensor
 is_batched: Callable[[Tensor], bool] = _functorch.is_batchedtensor
 inplace_requires_grad_allowed: Callable[[], bool] = _functorch.get_inplace_requires_grad_allowed
 current_level: Callable[[], int | None] = _functorch.maybe_current_level
+backward_pass: Callable[[], int] = torch._C._current_graph_task_id
+"""Which one runs in this thread, or below zero."""
 
 enter_vmap: Callable[[int, str], int] | None = getattr(_functorch, "_vmap_increment_nesting", None)
 leave_vmap: Callable[[], int] | None = getattr(_functorch, "_vmap_decrement_nesting", None)
@@ -254,7 +262,7 @@ def compiler_leaves(kind: type[Tensor]) -> bool:
 
 
 def guard_transforms(refuse: Callable[[Any], None], follow: Callable[..., Any]) -> None:
-    """From here on `refuse` is asked of each tensor that vmap, grad or jvp of torch.func is given. Done once.
+    """From here on `refuse` is asked of each tensor that vmap, grad or jvp of torch.func takes in or gives. Done once.
 
     Before that, `follow(run, in_dims, out_dims, args, kwargs)` makes what a function under vmap gives. Torch has no
     hook there. All other tensors go on as before, for 0.1 microseconds each.
@@ -263,12 +271,55 @@ def guard_transforms(refuse: Callable[[Any], None], follow: Callable[..., Any]) 
         _guard_vmap(follow)
     for module, name in (
         (_vmap, "_add_batch_dim"),
+        (_vmap, "_remove_batch_dim"),
+        (_eager, "_unwrap_for_grad"),
+        (_eager, "_wrap_functional_tensor"),
+        (_eager, "_unwrap_functional_tensor"),
         (_eager, "_wrap_for_grad"),
         (torch.autograd.forward_ad, "make_dual"),
     ):
         wrap = getattr(module, name)
         if not hasattr(wrap, "guarded"):
             setattr(module, name, _asked_before(wrap, refuse))
+
+
+def guard_backward(run_elsewhere: Callable[[Callable[[], Any], Any], Any]) -> None:
+    """From here on `run_elsewhere(run, gradients)` runs each backward pass that begins where subclasses are asked."""
+    run = _graph._engine_run_backward
+    if hasattr(run, "guarded"):
+        return
+
+    @functools.wraps(run)
+    def guarded(outputs: Any, gradients: Any, *args: Any, **kwargs: Any) -> Any:
+        if not torch._C._is_torch_function_enabled():
+            return run(outputs, gradients, *args, **kwargs)
+        return run_elsewhere(functools.partial(run, outputs, gradients, *args, **kwargs), gradients)
+
+    guarded.guarded = True  # type: ignore[attr-defined]
+    _graph._engine_run_backward = _autograd._engine_run_backward = guarded
+
+
+def guard_makers(refuse: Callable[[str, Any], None]) -> None:
+    """From here on `refuse(name, (args, kwargs))` is asked before torch makes tensors of others past everybody."""
+    for module, prefix, names in ((torch, "", _SPARSE), (torch.nested, "nested.", _NESTED)):
+        for name in names:
+            make = getattr(module, name, None)
+            if make is not None and not hasattr(make, "guarded"):
+                setattr(module, name, _asked_of_all(make, functools.partial(refuse, prefix + name)))
+
+
+_SPARSE = tuple(f"sparse_{kind}_tensor" for kind in ("coo", "csr", "csc", "bsr", "bsc", "compressed"))
+_NESTED = ("nested_tensor", "as_nested_tensor", "nested_tensor_from_jagged", "masked_select")
+
+
+def _asked_of_all(make: Callable[..., Any], refuse: Callable[[Any], None]) -> Callable[..., Any]:
+    @functools.wraps(make)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        refuse((args, kwargs))
+        return make(*args, **kwargs)
+
+    guarded.guarded = True  # type: ignore[attr-defined]
+    return guarded
 
 
 def _asked_before(wrap: Callable[..., Any], refuse: Callable[[Any], None]) -> Callable[..., Any]:

@@ -100,7 +100,7 @@ def fields_of(batch: Any) -> dict[Any, Any]:
         apart = taken_apart((apart.attributes or {}).get("data"))
     if apart is not None and apart.contents is not None:
         return apart.contents
-    return dict(batch) if isinstance(batch, Mapping) else {}
+    return dict(batch) if issubclass(type(batch), Mapping) else {}
 
 
 def put_together(

@@ -275,7 +275,7 @@ def _check_rows(tensors: list[Tensor], rows: int) -> None:
 
 def _tensors_in(value: Any, depth: int = _DEEP) -> Iterator[Tensor]:
     """The tensors in a batch: in containers, and in the attributes of objects."""
-    if isinstance(value, Tensor):
+    if issubclass(type(value), Tensor):
         yield value
         return
     parts = list(value.values()) if type(value) is MappingProxyType else [part for _, part in named_parts(value)]

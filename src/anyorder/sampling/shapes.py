@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
-from operator import is_
+from operator import attrgetter, is_, itemgetter
 from types import BuiltinFunctionType, FunctionType
 from typing import Any, NamedTuple
 
@@ -304,11 +304,12 @@ def _stack(values: Sequence[Any]) -> bool:
         return not values
     (kind,) = kinds
     if kind in (Tensor, np.ndarray):
-        return len({value.dtype for value in values}) == 1  # of two, all would be of the wider
+        return len(set(map(attrgetter("dtype"), values))) == 1  # of two, all would be of the wider
     if kind in (tuple, list):
         return all(map(_stack, zip(*values, strict=False)))
     if kind is dict:
-        return all(_stack([value[key] for value in values if key in value]) for key in values[0])
+        columns = (map(itemgetter(key), values) for key in values[0])
+        return len(set(map(frozenset, values))) == 1 and all(_stack(list(column)) for column in columns)
     known = (Tensor, np.ndarray, np.generic, Mapping, Sequence, int, float)  # of others torch says what it takes
     return kind in _STACKED or not issubclass(kind, known)
 
@@ -349,12 +350,13 @@ def _none_of(batch: Any) -> Any:
 
 def named_tensors(batch: Any, name: Name = None, depth: int = _DEEP) -> Iterator[tuple[Name, Tensor]]:
     """The tensors of a batch, with the name of their field."""
-    if isinstance(batch, Tensor):
+    kind = type(batch)  # `isinstance` would ask the object for its `__class__`
+    if issubclass(kind, Tensor):
         yield name, batch
-    elif isinstance(batch, np.ndarray):
+    elif issubclass(kind, np.ndarray):
         if batch.dtype.kind in "biufc":
             yield name, torch.from_numpy(batch)
-    elif depth and (type(batch) is not list or _has_fields(batch)):
+    elif depth and (kind is not list or _has_fields(batch)):
         for key, part in named_parts(batch):
             yield from named_tensors(part, key if isinstance(key, str) or name is None else name, depth - 1)
 
