@@ -284,7 +284,8 @@ def test_several_outputs():
 
     watch = LossWatch()
     out = outputs(watch)
-    assert out["b"][1] is Y
+    assert out["b"][1].is_of_a_batch
+    assert torch.equal(out["b"][1], Y)
     (F.cross_entropy(out["a"], Y) + out["b"][0].mean()).backward()
     assert watch.kept == "promised"
     out = outputs(LossWatch())
