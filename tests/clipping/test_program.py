@@ -762,6 +762,45 @@ def test_what_is_written_between_the_passes_of_a_tape_is_refused():
     assert tapes(clipping) == [True]
 
 
+class Hidden(nn.Module):
+    """Gives what its backward pass reads: a hidden state, a view of another, and a mask."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        h = self.a(x).tanh()
+        k = h * (mask := x[..., :1] > 0)
+        return {"y": self.b(k), "h": h, "k": k[..., 1:], "mask": mask}
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_what_the_model_gave_is_not_what_backward_reads_once_it_is_written(monkeypatch, large):
+    """By a tape, and by the graph of autograd where there is none; what backward does not read may be written."""
+    monkeypatch.setattr(program, "TAPE_BYTES", 0 if large else program.TAPE_BYTES)
+    torch.manual_seed(0)
+    clipping, x = captured(Hidden(), lambda: torch.randn(B, 4)), torch.randn(B, 4)
+    assert tapes(clipping) == [not large]
+
+    def sums(write, name):
+        def loss(outputs):
+            total = outputs["y"].sum() / 10
+            with torch.no_grad():
+                write(outputs[name])
+            return total
+
+        return loss_of(clipping, x, loss)
+
+    before = sums(lambda h: None, "y")
+    for write in (lambda h: h.copy_(1 - h.float()), lambda h: h.detach()[1:].fill_(0)):
+        for name in ("h", "k", "mask"):
+            with pytest.raises(RuntimeError, match="was written in place since" if not large else "inplace"):
+                sums(write, name)
+        for name, value in sums(write, "y").items():
+            assert torch.equal(value, before[name])
+
+
 def test_a_unit_that_is_not_finite_adds_nothing_by_a_tape():
     torch.manual_seed(0)
     module = TABLE["mlp"][0]()

@@ -136,7 +136,7 @@ def test_settings_are_kept():
         generator=generator, multiprocessing_context="spawn", drop_last=True,
     )  # fmt: skip
     inner = PrivateLoader(loader, on_batch=nothing, seed=0)._loader
-    for name in ("dataset", "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn",
+    for name in ("dataset", "num_workers", "pin_memory", "timeout", "worker_init_fn",
                  "multiprocessing_context", "prefetch_factor", "persistent_workers"):  # fmt: skip
         assert getattr(inner, name) is getattr(loader, name), name
     assert len(inner) == 5

@@ -3,6 +3,8 @@
 import collections
 import dataclasses
 import warnings
+import weakref
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import numpy as np
@@ -10,12 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import DataLoader, IterableDataset, default_collate
+from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data._utils import collate as torch_collate
 
-from anyorder.errors import ArgumentError, LoaderError
+from anyorder.clipping.loss import LossWatch
+from anyorder.errors import ArgumentError, LoaderError, ModelError
+from anyorder.sampling.batch_classes import named_parts
 from anyorder.sampling.loader import PrivateLoader
-from anyorder.sampling.shapes import CollatedAlone, Joining, PublicShapes, RowShapes
+from anyorder.sampling.shapes import CollatedAlone, Joining, PublicShapes, RowShapes, Stacked
 
 LENGTHS = [3, 8, 5, 9, 40]
 TEXTS = [torch.arange(1, n + 1) for n in LENGTHS]
@@ -142,6 +146,32 @@ def test_batches_of_any_container(name):
         assert len(values) == 5
 
 
+class Marked(dict):
+    """With an attribute beside the fields."""
+
+    def __init__(self, x, **beside):
+        super().__init__(x=x)
+        vars(self).update(beside)
+
+
+class Equal:
+    __slots__ = ("x",)
+
+    def __init__(self, x):
+        self.x = x
+
+    def __eq__(self, other):
+        return True
+
+    def __hash__(self):
+        return 0
+
+
+class Cycle:
+    def __init__(self, x):
+        self.x, self.me = x, self
+
+
 REFUSED: dict[str, Any] = {
     "different lengths": (pad, "differ in shape"),
     "a number": (lambda r: {"x": torch.zeros(len(r), 2), "longest": max(map(len, r))}, "Python number"),
@@ -155,6 +185,12 @@ REFUSED: dict[str, Any] = {
     "other fields": (lambda r: {str(len(r[0])): torch.zeros(1)}, "other fields"),
     "other types": (lambda r: torch.zeros(1, 2) if len(r[0]) > 5 else [torch.zeros(1, 2)], "other types"),
     "other dtypes": (lambda r: torch.zeros(1, 2).to(torch.int64 if len(r[0]) > 5 else torch.float32), "another dtype"),
+    "a number beside": (lambda r: Marked(x=torch.zeros(len(r), 2), scale=float(r[0].sum())), "Python number"),
+    "a tensor beside": (lambda r: Marked(x=torch.zeros(len(r), 2), mean=r[0].float()), "with one row"),
+    "an object that is equal to all": (lambda r: (torch.zeros(1, 2), Equal(r[0])), "with one row"),
+    "a key that is equal to all": (lambda r: {Equal(r[0]): torch.zeros(1, 2)}, "other fields"),
+    "kept elsewhere": (lambda r: (torch.zeros(1, 2), {len(r)}), "gives a set, and those of single"),
+    "itself": (lambda r: Cycle(torch.zeros(1, 2)), "holds itself"),
     "other settings": (lambda r: (torch.zeros(1, 2), "long" if len(r[0]) > 5 else "short"), "another setting"),
 }  # fmt: skip
 
@@ -184,7 +220,7 @@ def test_what_stacks_is_called_on_the_batch():
         pass
 
     data = [torch.zeros(3) for _ in range(6)]
-    assert Kept(DataLoader(data, 3), seed=0)._loader.collate_fn is default_collate
+    assert type(Kept(DataLoader(data, 3), seed=0)._loader.collate_fn) is Stacked
     assert (
         type(
             Kept(
@@ -293,6 +329,188 @@ def test_a_batch_that_puts_attributes_elsewhere_has_the_rows_of_all():
         return Graphs(torch.stack([x for x, _ in rows]), torch.stack([y for _, y in rows]))
 
     rows = [(torch.full((3,), float(i)), torch.tensor(i)) for i in range(6)]
-    batch = CollatedAlone(joined, None)(rows)
+    batch = CollatedAlone(joined, None)(rows).whole()
     assert batch.y.tolist() == list(range(6))
     assert batch.x[:, 0].tolist() == list(range(6))
+
+
+def mixed(x):
+    """Rows of several are joined; of one, it is as it was."""
+    return x + x.roll(1, 0) - x
+
+
+def mixing(batch):
+    """What a class of a batch might do with its rows."""
+    batch.__dict__["x"] = mixed(batch.__dict__["x"])
+    return batch
+
+
+@dataclasses.dataclass
+class Negatives:
+    x: Tensor
+    y: Tensor
+    negatives: Any = None
+
+    def __post_init__(self):
+        self.negatives = self.x.roll(1, 0)
+
+
+@dataclasses.dataclass(slots=True, frozen=True)
+class Slots:
+    x: Tensor
+    y: Tensor
+
+    def __post_init__(self):
+        object.__setattr__(self, "x", mixed(self.x))
+
+
+class Copied:
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+
+    def __copy__(self):
+        return mixing(object.__new__(Copied))
+
+    def __getstate__(self):
+        return vars(mixing(self))
+
+    def __setattr__(self, name, value):
+        vars(self)[name] = mixed(value)
+
+    def __getattribute__(self, name):
+        return (
+            mixed(object.__getattribute__(self, "__dict__")[name]) if name in "xy" else super().__getattribute__(name)
+        )
+
+
+class Listed(list):
+    def __init__(self, *values):
+        super().__init__(map(mixed, values))
+
+    def __iter__(self):
+        return map(mixed, super().__iter__())
+
+    x, y = property(lambda self: list.__getitem__(self, 0)), property(lambda self: list.__getitem__(self, 1))
+
+
+class Placed(Pair):
+    def __new__(cls, x, y):
+        return super().__new__(cls, mixed(x), mixed(y))
+
+
+class Updated(collections.UserDict):
+    def __init__(self, x, y):
+        super().__init__(x=x, y=y)
+
+    def update(self, *fields, **named):
+        super().update({name: mixed(value) for name, value in dict(*fields, **named).items()})
+
+    def values(self):
+        return [mixed(value) for value in super().values()]
+
+    x, y = property(lambda self: vars(self)["data"]["x"]), property(lambda self: vars(self)["data"]["y"])
+
+
+class Ordered(collections.OrderedDict):
+    def __init__(self, x, y):
+        super().__init__(x=x, y=y)
+
+    def __setitem__(self, name, value):
+        super().__setitem__(name, mixed(value))
+
+    x, y = property(lambda self: dict.get(self, "x")), property(lambda self: dict.get(self, "y"))
+
+
+ROWS = [(torch.arange(3.0) + 10 * i, torch.tensor(i)) for i in range(4)]
+
+
+def stacked(rows):
+    return torch.stack([x for x, _ in rows]), torch.stack([y for _, y in rows])
+
+
+@pytest.mark.parametrize("kind", [Negatives, Slots, Copied, Listed, Placed, Updated, Ordered])
+def test_no_code_of_a_class_runs_on_the_rows_of_several(kind, monkeypatch):
+    """In-batch negatives of a `__post_init__` moved the sums of neighbours by 2.9 clip norms."""
+    monkeypatch.setattr(Tensor, "pin_memory", Tensor.clone)
+    collated = CollatedAlone(lambda rows: kind(*stacked(rows)), None)(ROWS)
+    sent = ForkingPickler.loads(ForkingPickler.dumps(collated)).whole()
+    shown = LossWatch().batch(collated.whole(), len(ROWS))
+    x, y = stacked(ROWS)
+    values = []
+    for batch in (collated.whole(), collated.pin_memory().whole(), sent, shown):
+        assert type(batch) is kind
+        parts = dict(named_parts(batch.data if kind is Updated else batch))
+        values = list(parts.values())
+        assert torch.equal(values[0], x)
+        assert torch.equal(values[1], y)
+    if kind is Negatives:
+        assert torch.equal(collated.whole().negatives, x)
+    assert {type(part) for part in values} == {type(shown.x)} != {Tensor}
+
+
+class Stacks(Tensor):
+    """Which mixes what it stacks."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        made = super().__torch_function__(function, types, args, kwargs or {})
+        return mixed(made) if function in (torch.stack, torch.cat) else made
+
+
+@pytest.mark.parametrize("kind", [Placed, Updated, Ordered, lambda x, y: (x.as_subclass(Stacks), y)])
+def test_default_collate_of_classes_of_ones_own_is_called_on_each_example(kind):
+    """It updates a copy of the first mapping with the stacked rows: that of a class moved a sum by 4.4 clip norms."""
+    (batch,) = PrivateLoader(DataLoader([kind(x[None], y[None]) for x, y in ROWS], 4), seed=0)
+    parts = [part for _, part in named_parts(batch.data if kind is Updated else batch)]
+    assert [type(part) for part in parts] == [Tensor, Tensor]
+    assert all(torch.equal(own[:, 0], other) for own, other in zip(parts, stacked(ROWS), strict=True))
+
+
+def test_a_type_of_one_example_does_not_change_that_of_others():
+    """Torch makes all of them the wider, or what the first is."""
+    for rows in ([1, 2.5], [torch.zeros(2), torch.zeros(2, dtype=torch.float64)], [{"y": 1}, {"y": 1.0}]):
+        with pytest.raises(LoaderError, match="another dtype"):
+            list(PrivateLoader(DataLoader(rows, 2), seed=0))
+
+
+class Parent:
+    """Whose part knows it weakly, as the stores of PyG's batches do."""
+
+    def __init__(self, x):
+        self.store = Part(x, weakref.ref(self))
+
+
+class Part:
+    def __init__(self, x, parent):
+        self.x, self.parent = x, parent
+
+
+def test_a_part_knows_the_whole_of_all_rows():
+    batch = CollatedAlone(lambda rows: Parent(rows[0][0][None]), None)(ROWS).whole()
+    assert batch.store.parent() is batch
+    assert torch.equal(batch.store.x, stacked(ROWS)[0])
+
+
+def test_what_stands_in_two_places_is_joined_once():
+    def collate(rows):
+        batch = Marked(stacked(rows)[0])
+        batch.x = batch["x"]
+        return batch
+
+    batch = CollatedAlone(collate, None)(ROWS).whole()
+    assert batch.x is batch["x"]
+    shown = LossWatch().batch(batch, len(ROWS))
+    assert shown.x is shown["x"]
+
+
+def test_a_value_of_one_row_is_not_one_row_of_each():
+    """A tensor that was as long as the batch by chance moved a sum by 6.7 clip norms."""
+    loader = PrivateLoader(
+        DataLoader([torch.zeros(4)] * 4, 4, collate_fn=lambda rows: [{"box": x} for x in rows]), seed=0
+    )
+    watch, handed = LossWatch(), []
+    loader.show = lambda batch, rows, own: handed.append(own) or watch.batch(batch, rows, own)
+    (batch,) = loader
+    assert len(batch) == 4
+    with pytest.raises(ModelError, match="not one row for each example"):
+        watch.outputs(torch.zeros(4, requires_grad=True) + 0, 2 * batch[0]["box"])

@@ -17,6 +17,7 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
 tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
 
+from anyorder.sampling.shapes import CollatedAlone  # noqa: E402
 from anyorder.training.trainers.huggingface import PrivateTrainer, PrivateTrainerMixin, example_losses  # noqa: E402
 from plans import flat_plan  # noqa: E402
 
@@ -659,6 +660,19 @@ def test_the_length_of_one_text_moves_no_other(words, tmp_path):
         run.train()
         found.append(weights(model) - before)
     assert (found[0] - found[1]).norm() < 1e-3 * found[0].norm()
+
+
+def test_what_a_tokenizer_keeps_of_texts_is_of_no_batch():
+    """The batch had the first text's alone."""
+
+    def collate(texts):
+        return tokenizer()(texts, padding="max_length", max_length=4, return_tensors="pt")
+
+    texts = ["w1", "w2 w3", "w4"]
+    batch = CollatedAlone(collate, None)(texts).whole()
+    assert type(batch) is type(collate(texts))
+    assert batch.encodings is batch.n_sequences is None
+    assert torch.equal(batch["input_ids"], collate(texts)["input_ids"])
 
 
 def test_texts_of_several_lengths_need_public_ones(tmp_path):

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
 
 import anyorder as ao
 from anyorder.errors import ArgumentError, LoaderError, ModelError
@@ -128,6 +128,16 @@ def end_to_end(rows):
     return torch.cat([x for x, _ in rows]), edges, labels(rows)
 
 
+class Own(torch.Tensor):
+    pass
+
+
+class Marked(dict):
+    def __init__(self, x, y):
+        super().__init__(x=x, y=y)
+        self.x, self.scale = x, float(x.sum())
+
+
 class Sparse(nn.Module):
     def __init__(self):
         super().__init__()
@@ -150,6 +160,28 @@ torch.export.register_dataclass(Fields)
 class Unregistered:
     x: torch.Tensor
     y: torch.Tensor
+
+
+@dataclasses.dataclass
+class Negatives:
+    """With those that a row is compared with, which are the row itself where the batch is one."""
+
+    x: torch.Tensor
+    y: torch.Tensor
+    negatives: torch.Tensor | None = None
+
+    def __post_init__(self):
+        self.negatives = self.x.roll(1, 0)
+
+
+class Centred(dict):
+    def update(self, *fields):
+        super().update(*fields)
+        self["x"] = self["x"] - self["x"][1:].sum(0)
+
+
+def compared(model, batch):
+    return (model(batch.x).square().sum(1) * (batch.x * batch.negatives).sum(1)).mean()
 
 
 class OfFields(Net):
@@ -193,6 +225,14 @@ WAYS = {
     "bags filled up": (Bag, BAGS, bags),
     "graphs filled up": (Messages, ROWS, graphs),
     "sparse in coordinates": (Sparse, ROWS, lambda rows: (stacked(rows)[0].to_sparse(), labels(rows))),
+    "a dataclass with code": (Net, ROWS, lambda rows: Negatives(*stacked(rows)), compared),
+    "a mapping with code": (
+        Net, [Centred(x=x[0], y=y) for x, y in ROWS], default_collate,
+        lambda model, batch: F.cross_entropy(model(batch["x"]), batch["y"]),
+    ),
+    "a class of tensors": (
+        Net, ROWS, lambda rows: (stacked(rows)[0].as_subclass(Own), labels(rows)), loss_of,
+    ),
     "a registered dataclass": (
         OfFields, ROWS, lambda rows: Fields(*stacked(rows)), lambda model, batch: F.cross_entropy(model(batch), batch.y)
     ),
@@ -253,6 +293,14 @@ REFUSED = {
         Sparse, lambda rows: (stacked(rows)[0].to_sparse_csr(), labels(rows)), loss_of, "in coordinates",
     ),
     "sparse in the loop": (Sparse, stacked, given(lambda x, y: (x.to_sparse(), y)), "the training loop made"),
+    "a number beside the fields": (
+        OfFields, lambda rows: Marked(*stacked(rows)),
+        lambda model, batch: model(batch).mean() * batch.scale, "Python number",
+    ),
+    "a class of tensors, centred": (
+        Net, lambda rows: (stacked(rows)[0].as_subclass(Own), labels(rows)), given(lambda x, y: (x - x.mean(0), y)),
+        "takes rows of the batch together",
+    ),
     "a dataclass": (
         OfFields, lambda rows: Unregistered(*stacked(rows)),
         lambda model, batch: F.cross_entropy(model(batch), batch.y), "register_dataclass",

@@ -863,7 +863,9 @@ ASIDE = {
 @pytest.mark.parametrize("parameter", [False, True], ids=["tensor", "parameter"])
 @pytest.mark.parametrize("write", ASIDE)
 def test_what_is_written_where_nobody_looks_is_refused_in_the_next_batch(write, parameter, after):
-    """By an alias, into a parameter: what is computed of it alone is never seen."""
+    """By an alias, into a parameter: what is computed of it alone is never seen. Between loss and backward, in this one
+    where nobody knows which tensors show it.
+    """
     plan = plan_at_sigma(1.0, dataset_size=B, batch_size=B, epochs=2, delta=1e-5, mechanism="independent")
     model, kept = Table(), torch.ones(1)
     kept = nn.Parameter(kept, requires_grad=False) if parameter else kept
@@ -880,10 +882,99 @@ def test_what_is_written_where_nobody_looks_is_refused_in_the_next_batch(write, 
                 return
             if not after:
                 ASIDE[write](kept, value)
+            if not after and engine.training._watch.escaped:
+                with pytest.raises(ModelError, match="were written"):
+                    loss.backward()
+                return
             loss.backward()
             if after:
                 ASIDE[write](kept, value)
             optimizer.step()
+
+
+def spectrum(out):
+    return torch.fft.rfft(out, dim=1).abs().mean()
+
+
+def written_after(read, write):
+    """A loss that reads a constant, into which numbers of all rows are written before the way back."""
+
+    def loss(out, y, x, m):
+        constants = [torch.ones(C)]
+        value = read(out, x, constants)
+        write(constants, out.detach().mean((0, 1)) * 5)
+        return value
+
+    return loss
+
+
+def by_criterion(out, x, constants):
+    return ExampleLoss(lambda o, t: (constants[0] * (o - t).square()).mean())(out, x)
+
+
+READERS = {
+    "the loss that is run again": lambda out, x, c: spectrum(out + c[0]),
+    "a criterion that is run again": lambda out, x, c: by_criterion(out, x, c) + spectrum(out),
+    "vmap that is run again": lambda out, x, c: torch.vmap(lambda o: (o * c[0]).mean())(out).mean() + spectrum(out),
+    "what the graph saved": lambda out, x, c: ((out - x).square() * c[0]).mean(),
+    "what the graph of a criterion saved": by_criterion,
+}
+LATER = {
+    "in place": lambda c, value: c[0].add_(value),
+    "by its data": lambda c, value: c[0].data.add_(value),
+    "another one": lambda c, value: c.__setitem__(0, value),
+    "by set": lambda c, value: c[0].set_(value),
+}
+
+
+@pytest.mark.parametrize("write", LATER)
+@pytest.mark.parametrize("reader", READERS)
+def test_what_a_loss_has_read_is_not_what_its_way_back_reads_once_it_is_written(reader, write):
+    kept = write == "another one" and reader not in ("a criterion that is run again", "vmap that is run again")
+    told, found = [], []
+    for replaced in (False, True):
+        try:
+            rows, verdict = run(written_after(READERS[reader], LATER[write]), replaced, steps=1)
+        except TrainingError as error:
+            rows, verdict = str(error), "refused"
+        told.append(rows)
+        found.append(verdict)
+    assert found[0] == found[1]
+    assert (found[0] != "refused") == kept
+    if kept:
+        others = torch.arange(B) != UNIT
+        assert torch.equal(told[0][:, others], told[1][:, others])
+    else:
+        assert told[0] == told[1]
+
+
+def test_a_criterion_that_reads_what_was_written_by_an_alias_is_refused():
+    def loss(out, y, x, m):
+        constant = torch.ones(C)
+        constant.data.add_(out.detach().mean((0, 1)))
+        return by_criterion(out, x, [constant])
+
+    check(loss, "refused")
+
+
+@pytest.mark.parametrize("read", [READERS["the loss that is run again"], READERS["a criterion that is run again"]])
+def test_copies_of_outputs_and_statistics_of_the_loop_may_be_written_before_the_way_back(read):
+    rows = []
+    for replaced in (False, True):
+        running = torch.zeros(C)
+
+        def loss(out, y, x, m, running=running):
+            value = read(out, x, [torch.ones(C)])
+            shown = out.detach().clone()
+            shown -= shown.mean(0)
+            running.mul_(0.9).add_(out.detach().mean((0, 1)), alpha=0.1)
+            return value
+
+        found, kept = run(loss, replaced)
+        assert kept == "mapped"
+        rows.append(found)
+    others = torch.arange(B) != UNIT
+    assert torch.equal(rows[0][:, others], rows[1][:, others])
 
 
 def test_numbers_of_an_earlier_batch_are_refused_where_they_come_back():

@@ -324,6 +324,23 @@ def test_what_no_rule_knows_is_given_of_each_row_alone(name):
     assert not torch.equal(given[0], given[1])
 
 
+def test_a_constant_into_which_rows_were_written_since_is_not_read_again():
+    """The rows stay as they were made, of what the constant was then."""
+    x, constant = torch.randn(B, 4), torch.zeros(4)
+    watch = LossWatch()
+    (shown,) = watch.batch((x,), B)
+    made = torch.fft.fft(shown - constant).real
+    constant += shown.mean(0)
+    ((found,), _) = watch.by_row(((made,), {}))
+    assert found is made
+    constants = [torch.zeros(4)]
+    (shown,) = (watch := LossWatch()).batch((x,), B)
+    made = torch.fft.fft(torch.vmap(lambda row: row - constants[0])(shown)).real
+    constants[0] = shown.mean(0)
+    with pytest.raises(ModelError, match="reads tensors of the batch that it was not given"):
+        watch.by_row(((made,), {}))
+
+
 @pytest.mark.parametrize(("make", "kept"), [(JOINED["fft over rows"], "proved"), (lambda x: pad(x), "promised")])
 def test_an_example_moves_the_sum_by_its_clip_norm_whatever_made_its_row(make, kept):
     torch.manual_seed(3)

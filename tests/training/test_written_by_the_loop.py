@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, TensorDataset, default_collate
 
 import anyorder as ao
 from anyorder.errors import ModelError
@@ -119,6 +119,55 @@ def test_batches_that_are_objects_are_followed(kind):
     assert engine.training.loss_kept == "proved"
 
 
+class Listed(list):
+    pass
+
+
+def test_what_a_class_of_ones_own_lists_is_followed():
+    engine, private, _, loader = private_of(nn.Linear(3, 3), collate=lambda rows: Listed(default_collate(rows)))
+    batch = next(iter(loader))
+    with pytest.raises(ModelError, match="takes rows of the batch together"):
+        private(batch[0] - batch[0].mean(0))
+    F.cross_entropy(private(batch[0]), batch[1]).backward()
+    assert engine.training.loss_kept == "proved"
+
+
+class Summed(TensorDataset):
+    """Gives several examples at once, with their mean."""
+
+    def __getitem__(self, indices):
+        x, y = super().__getitem__(indices)
+        return x, y, x.mean(0)
+
+
+@pytest.mark.parametrize("change", [lambda mean: mean, lambda mean: 2 * mean, lambda mean: mean.expand(4, 3)])
+def test_what_is_computed_of_a_tensor_beside_the_rows_is_not_given_to_the_model(change):
+    rows = Summed(torch.randn(ROWS, 3), torch.arange(ROWS) % 3)
+    plan = ao.plan(dataset_size=ROWS, batch_size=4, epochs=1, epsilon=8, delta=1e-5, mechanism="independent")
+    order = BatchSampler(range(ROWS), 4, False)
+    loader, model = DataLoader(rows, batch_size=None, sampler=order), nn.Linear(3, 3)
+    private, _, loader = ao.PrivacyEngine(plan, key=bytes(32)).make_private(
+        model, torch.optim.SGD(model.parameters(), 0.1), loader
+    )
+    x, _, mean = next(iter(loader))
+    with pytest.raises(ModelError, match="not one row for each example"):
+        private(x - change(mean))
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [(lambda x, made: (x,), "proved"), (lambda x, made: (made,), "promised"), (lambda x, made: (x, made), "promised")],
+)
+def test_what_the_model_is_given_of_texts_is_taken_for_rows(given, kept):
+    engine, private, _, loader = private_of(
+        Scaled(), collate=lambda rows: (*default_collate(rows), [str(1 + x[0].abs().item()) for x, _ in rows])
+    )
+    x, y, texts = next(iter(loader))
+    made = torch.tensor([[float(text)] * 3 for text in texts])
+    F.cross_entropy(private(*given(x, made / made.mean(0))), y).backward()
+    assert engine.training.loss_kept == kept
+
+
 def test_a_copy_of_a_tensor_of_the_batch_is_followed():
     _, private, _, loader = private_of(nn.Linear(3, 1))
     x, y = next(iter(loader))
@@ -173,6 +222,16 @@ def test_a_bank_of_earlier_batches_is_refused_in_batches_of_one_row_too(batch_si
             F.cross_entropy(outputs + bank, y).backward()
             bank.data.add_(outputs.detach()[0])
             optimizer.step()
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_a_metric_of_what_an_alias_has_written_is_refused(batch_size):
+    engine, private, _, loader = private_of(nn.Linear(3, 3), batch_size, released=ao.Metrics({"loss": 4.0}))
+    x, y = next(iter(loader))
+    bank, outputs = torch.zeros(3), private(x)
+    bank.data.add_(outputs.detach().mean(0))
+    with pytest.raises(ModelError, match="were written|rows"):
+        engine.measure(loss=F.cross_entropy(outputs + bank, y, reduction="none"))
 
 
 @pytest.mark.parametrize("batch_size", [1, 4])

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from anyorder.clipping import torch_private as private
 from anyorder.clipping.torch_private import pytree
-from anyorder.errors import ModelError
+from anyorder.errors import ModelError, TrainingError
 
 # -- what a model keeps of a batch -----------------------------------------------------------------------------------
 
@@ -48,6 +48,15 @@ class Witness(TorchFunctionMode):
             if isinstance(made, Tensor):
                 self._made.append(weakref.ref(made))
         return result
+
+
+def written_since() -> TrainingError:
+    """What the backward pass reads is not what the forward pass made."""
+    return TrainingError(
+        "backward through the private model cannot run: a parameter, a tensor that the model was given or gave, or one "
+        "of which the loss is made, was written in place since. Make a new tensor: x = x / 2 in place of x /= 2 or "
+        "x.div_(2); and write into out.detach().clone(), for out.detach() shares the memory of out"
+    )
 
 
 @contextmanager

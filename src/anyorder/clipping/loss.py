@@ -37,6 +37,7 @@ import weakref
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import is_dataclass
 from itertools import repeat
 from operator import attrgetter, is_, itemgetter
 from typing import Any, NamedTuple
@@ -49,7 +50,7 @@ from torch.nn import functional as F
 
 from anyorder import checks
 from anyorder.clipping import torch_private as private
-from anyorder.clipping.coupling import check_argument, check_nothing_kept
+from anyorder.clipping.coupling import check_argument, check_nothing_kept, written_since
 from anyorder.clipping.rows import (
     TOTAL,
     ByRow,
@@ -65,6 +66,7 @@ from anyorder.clipping.rows import (
 )
 from anyorder.clipping.torch_private import pytree
 from anyorder.errors import AnyorderError, ArgumentError, ModelError, TrainingError
+from anyorder.sampling.batch_classes import named_parts, remade
 
 _CURE = (
     "take the loss of each example (reduction='none') and the mean over all examples, or give the criterion one "
@@ -140,7 +142,8 @@ class LossWatch:
             return kind(map(tape.of_batch, batch))
         tape.followed_data = _all_followed(batch)
         self.has_unfollowed = self.has_unfollowed or not tape.followed_data
-        return _changed(batch, tape.of_batch)
+        single = {id(leaf) for values in getattr(handed, "single_rows", ()) for leaf in _flat(values)}
+        return _changed(batch, lambda tensor: tape.of_batch(tensor, id(tensor) not in single))
 
     def batch_of(self, given: Any) -> tuple[Any, bool]:
         """(the batch, as it was handed out, whose rows the model is given; whether they stand in the batch's order).
@@ -307,11 +310,12 @@ class LossWatch:
 
     def _tape_of(self, given: Any, size: int) -> "tuple[_Tape, tuple[Any, ...]]":
         """Where the batch is written down that the model was called with, and which rows of it these are."""
-        found, without_rule = None, False
+        found, without_rule, taken_for_rows = None, False, False
         for leaf in _flat(given):
             if type(leaf) is not _Watched:
                 if isinstance(leaf, Tensor) and (self.escaped or self.was_written(leaf)):
                     raise ModelError(f"the model was given a tensor that {_WRITTEN.why}: give it the loader's own")
+                taken_for_rows = taken_for_rows or (self.has_unfollowed and isinstance(leaf, Tensor))
                 continue
             tape, number = _place(leaf)
             if tape is None:
@@ -322,11 +326,12 @@ class LossWatch:
                     "would reach the gradients of this one. Begin each batch again, or put a whole sequence into a row"
                 )
             state = tape.states[number]
-            if isinstance(state, Coupled) and state is not _OF_BATCH:
+            as_it_came = state is _OF_BATCH and any(root.number == number for root in tape.roots)
+            if isinstance(state, Coupled) and not as_it_came:
                 raise ModelError(
                     f"the model was given a tensor that {state.why}: give it rows of single examples, as the loader did"
                 )
-            if state is None or state is _OF_BATCH:
+            if state is None or as_it_came:
                 continue
             if isinstance(state, NoRule):  # of the rows, as far as anybody knows
                 without_rule = True
@@ -345,6 +350,7 @@ class LossWatch:
             found = tape, state.axis
         if found is not None:
             found[0].given_without_rule |= without_rule
+            found[0].assumed |= taken_for_rows
             return found
         newest = self._newest()
         if newest is None or newest.closed or newest.sizes != [size]:
@@ -353,6 +359,7 @@ class LossWatch:
                 _leave_to_python()
             self._newest = weakref.ref(newest)
         newest.given_without_rule |= without_rule
+        newest.assumed |= taken_for_rows
         return newest, (0,)
 
 
@@ -391,30 +398,27 @@ def _changed(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
         return kind([_changed(leaf, change) for leaf in tree])
     if kind is dict:
         return {name: _changed(leaf, change) for name, leaf in tree.items()} if tree else tree
-    if isinstance(tree, UserDict):  # as Hugging Face's
-        changed = copy.copy(tree)
-        changed.data = _changed(tree.data, change)
-        return changed
     if kind in _SETTINGS:
         return tree
-    if kind in pytree.SUPPORTED_NODES or not _holds_tensors(tree):
-        leaves, structure = private.flattened(tree)
-        alone = len(leaves) == 1 and leaves[0] is tree
-        return tree if alone else pytree.tree_unflatten([_changed(leaf, change) for leaf in leaves], structure)
-    changed = copy.copy(tree)
-    if isinstance(tree, dict):
-        dict.update(changed, _changed(dict(tree), change))
-    if hasattr(tree, "__dict__"):
-        vars(changed).update(_changed(vars(tree), change))
-    return changed
+    if _parts(tree) is not None:
+        return remade(tree, lambda part: _changed(part, change))
+    leaves, structure = private.flattened(tree)
+    alone = len(leaves) == 1 and leaves[0] is tree
+    return tree if alone else pytree.tree_unflatten([_changed(leaf, change) for leaf in leaves], structure)
 
 
-def _holds_tensors(tree: Any) -> bool:
-    """Whether it is of a class of one's own that holds tensors as attributes, or by names, as a batch may."""
-    if isinstance(tree, (type, Tensor)):
-        return False
-    held = [*getattr(tree, "__dict__", {}).values(), *(tree.values() if isinstance(tree, dict) else ())]
-    return any(isinstance(value, Tensor) for value in held)
+def _parts(tree: Any) -> list[Any] | None:
+    """What a container of a class of one's own holds, or an object that has tensors, as a batch may; None of others.
+
+    No code of the class runs: on a batch that nobody follows yet it could join rows.
+    """
+    kind = type(tree)
+    if issubclass(kind, (type, Tensor)):
+        return None
+    parts = [part for _, part in named_parts(tree)]
+    is_container = issubclass(kind, (tuple, list, dict, UserDict)) or is_dataclass(kind)
+    is_container = is_container or kind in pytree.SUPPORTED_NODES
+    return parts if parts and (is_container or any(issubclass(type(part), Tensor) for part in parts)) else None
 
 
 def _flat(tree: Any) -> list[Any]:
@@ -429,16 +433,14 @@ def _flat(tree: Any) -> list[Any]:
             waiting += one[::-1]
         elif kind is dict:
             waiting += [*one.values()][::-1]
-        elif isinstance(one, UserDict):
-            waiting.append(one.data)
-        elif kind in pytree.SUPPORTED_NODES or not _holds_tensors(one):
+        elif (parts := _parts(one)) is not None:
+            waiting += parts[::-1]
+        else:
             leaves = private.flattened(one)[0]
             if len(leaves) == 1 and leaves[0] is one:
                 found.append(one)
             else:
                 waiting += leaves[::-1]
-        else:
-            waiting += [*getattr(one, "__dict__", {}).values(), *(one.values() if isinstance(one, dict) else ())]
     return found
 
 
@@ -450,11 +452,10 @@ def _all_followed(batch: Any) -> bool:
     kind = type(batch)
     if kind is tuple or kind is list:
         return all(map(_all_followed, batch))
-    if kind is dict or isinstance(batch, UserDict):
+    if kind is dict:
         return all(map(_all_followed, batch.values()))
-    if kind not in pytree.SUPPORTED_NODES and _holds_tensors(batch):
-        by_name = batch.values() if isinstance(batch, dict) else ()
-        return all(map(_all_followed, (*getattr(batch, "__dict__", {}).values(), *by_name)))
+    if (parts := _parts(batch)) is not None:
+        return all(map(_all_followed, parts))
     leaves = private.flattened(batch)[0]
     if len(leaves) != 1 or leaves[0] is not batch:
         return all(map(_all_followed, leaves))
@@ -510,6 +511,7 @@ class _Tape:
         self.roots: list[_Source] = []
         self.calls: list[_Call] = []
         self.operands: list[Tensor] = []
+        self.noted: list[int] = []  # their versions, when they were read
         self.foreign: set[int] = set()  # those of other batches
         self.gradients: dict[tuple[int, int], Tensor] | None = None
         self.trusted: list[Any] = []  # nodes of autograd behind which rows are alone
@@ -524,11 +526,11 @@ class _Tape:
 
     # -- roots -------------------------------------------------------------------------------------------------------
 
-    def of_batch(self, tensor: Tensor) -> Tensor:
-        """A tensor of the batch that the loader made."""
+    def of_batch(self, tensor: Tensor, of_all: bool = True) -> Tensor:
+        """A tensor of the batch that the loader made. `of_all`: it is not of a single row, whatever its length."""
         if type(tensor) is not Tensor or tensor.layout is not torch.strided:
             return tensor
-        by_row = tensor.dim() and tensor.shape[0] == self.sizes[0]
+        by_row = of_all and tensor.dim() and tensor.shape[0] == self.sizes[0]
         shown: Any = self.follow(tensor, _BY_ROW if by_row else _OF_BATCH)
         shown.plain = tensor
         self.roots.append(_Source(shown.number, tensor, private.version(tensor), None))
@@ -600,6 +602,7 @@ class _Tape:
             for c in other.calls
         ]  # fmt: skip
         self.operands += other.operands
+        self.noted += other.noted
         self.foreign |= {i + operands for i in other.foreign}
         self.trusted += other.trusted
         self.nodes |= {node: axis + batches for node, axis in other.nodes.items()}
@@ -621,7 +624,7 @@ class _Tape:
         self._drop()
 
     def _drop(self) -> None:
-        self.roots, self.calls, self.operands, self.trusted, self._alive = [], [], [], [], []
+        self.roots, self.calls, self.operands, self.noted, self.trusted, self._alive = [], [], [], [], [], []
         self.gradients = None
 
     # -- functions ---------------------------------------------------------------------------------------------------
@@ -633,7 +636,8 @@ class _Tape:
                 "a hook on saved tensors (torch.autograd.graph.saved_tensors_hooks) sees those of all examples, and "
                 "what it gives back decides their gradients; leave the loss out of it, from model(x) to loss.backward()"
             )
-        writes, norm, special = _kind_of(func)
+        by_rules = rule is None
+        writes, norm, special = _kind_of(func) if by_rules else _NO_KIND
         function = (special(self, func, args, kwargs) or func) if special is not None else func
         written_to: Any = _target(func, args) if writes else None
         own = written_to is None or (type(written_to) is _Watched and _place(written_to)[0] is self)
@@ -682,7 +686,7 @@ class _Tape:
                 silent = tensor.dim() == 1 and type(tensor) is Tensor and norm
                 if tensor is not written_to and (silent or private.version(tensor) != version):  # running means: none
                     self._also_written(tensor, states[0] if args and tensor is args[0] and states else _NOT_FOLLOWED)
-        is_new = type(result) is Tensor and _makes_new(func) and not any(map(is_, repeat(result), tensors))
+        is_new = type(result) is Tensor and by_rules and _makes_new(func) and not any(map(is_, repeat(result), tensors))
         shown, numbers = self._shown(result, states, is_new)
         if numbers or written_to is not None:
             number = None if written_to is None else written_to.number
@@ -763,16 +767,14 @@ class _Tape:
             if tape is self:
                 return _Node(number)
             self.foreign.add(len(self.operands))
-            self.operands.append(value.as_subclass(Tensor).detach())
-            return _Operand(len(self.operands) - 1)
+            return self._operand(value.as_subclass(Tensor).detach())
         if isinstance(value, Tensor):
             state = self._origin(value)
             self.of_written = self.of_written or state is _WRITTEN
             self.assumed = self.assumed or isinstance(state, ByRow)
             key += (state, value.shape, value.dtype)
             given.append((value, state))
-            self.operands.append(value if kind is nn.Parameter or not value.requires_grad else value.detach())
-            return _Operand(len(self.operands) - 1)
+            return self._operand(value if kind is nn.Parameter or not value.requires_grad else value.detach())
         if kind in (tuple, list) or (kind not in _CONSTANTS and isinstance(value, (tuple, list))):
             key += (kind, len(value))
             made: Any = []
@@ -805,6 +807,12 @@ class _Tape:
         else:
             key += (kind, value if getattr(kind, "__hash__", None) is not None else id(value))
         return value
+
+    def _operand(self, tensor: Tensor) -> _Operand:
+        """What stands for a tensor that is not watched."""
+        self.operands.append(tensor)
+        self.noted.append(private.version(tensor))
+        return _Operand(len(self.operands) - 1)
 
     def _origin(self, tensor: Tensor) -> State:
         """Where a tensor that is not watched comes from."""
@@ -861,6 +869,10 @@ class _Tape:
         self.allowed = True
         try:
             result = Tensor.backward(loss, *args, **kwargs)  # type: ignore[no-untyped-call]
+        except RuntimeError as error:  # of torch, which names no tensor
+            if isinstance(error, AnyorderError) or not any(map(str(error).__contains__, _WROTE)):
+                raise
+            raise written_since() from None
         finally:
             self.allowed, self.gradients = False, None
         self.watch.kept = min("promised" if self.assumed else kept, self.watch.kept or "proved", key=_KEPT.index)
@@ -871,6 +883,8 @@ class _Tape:
         """How rows are kept apart."""
         number = _place(loss)[1]
         state = self.states[number]
+        if self.watch.escaped and any(_reads_besides(call) for call in self._needed(number)[0]):  # perhaps since then
+            raise ModelError(f"the loss couples examples: it {_WRITTEN.why}; {_CURE}")
         alone = self.sizes == [1] and not (self.foreign or self.of_numbers or self.of_written)
         if alone and state is not _NOT_FOLLOWED:  # one row couples nothing
             return "proved"
@@ -897,7 +911,7 @@ class _Tape:
         roots = [r for r in self.roots if r.number in needed]
         operands = {int(n) for c in calls for n in _leaves(c, _Operand)}
         axes = {state.axis for r in roots if isinstance(state := self.states[r.number], ByRow)}
-        written = any(private.version(r.tensor) != r.version for r in roots)
+        written = any(private.version(r.tensor) != r.version for r in roots) or not all(map(self._is_as_then, operands))
         if len(axes) != 1 or written or operands & self.foreign:
             raise _cannot_map("it is made of two batches, or of rows in another order, or was written in place")
         if any(r.port is not None and r.number in self.given_on for r in roots):
@@ -959,6 +973,8 @@ class _Tape:
         operands = [int(n) for c in calls for n in _leaves(c, _Operand)]
         if len(self.sizes) > 1 or not size or not calls or self.foreign.intersection(operands):
             return None
+        if not all(map(self._is_as_then, operands)) or (self.watch.escaped and any(map(_reads_besides, calls))):
+            return None
         constants = [self.operands[n] for n in operands] + [t for n, t in given.items() if self.states[n] is None]
         placed = any(t.dim() and len(t) == size for t in constants)
         by_one = any(isinstance(self.states[n], OfRow) for c in calls for n in c.results if n is not None)
@@ -985,6 +1001,11 @@ class _Tape:
         except Exception:
             return None
         return made if (made.shape, made.dtype) == (watched.shape, watched.dtype) else None
+
+    def _is_as_then(self, operand: int) -> bool:
+        """Whether a tensor that is not watched holds what it held when it was read: no number of the batch since."""
+        tensor = self.operands[operand]
+        return type(tensor) is not _Watched and private.version(tensor) == self.noted[operand]
 
     def _rows_now(self, number: int) -> Tensor | None:
         """The rows that a number stands for, each known to be of its row alone, or a constant, if anybody has them."""
@@ -1038,6 +1059,10 @@ class _Tape:
             yield
 
 
+_WROTE = "modified by an inplace operation", "has been modified inplace"
+"""What torch says of a tensor that was written between its two passes."""
+
+
 def _after_a_look(state: State, result: Any, read: set[State]) -> State:
     """A row's result by numbers of the same row (`out[i, y[i]]`) is of that row; its shape may follow from them."""
     if isinstance(state, OfRow) and read - {None} == {state}:
@@ -1078,6 +1103,11 @@ _KNOWN = 4096
 
 def _leaves(call: _Call, kind: type) -> list[Any]:
     return [leaf for leaf in pytree.tree_leaves((call.args, call.kwargs)) if type(leaf) is kind]
+
+
+def _reads_besides(call: _Call) -> bool:
+    """Whether a call reads tensors that are not watched, or may."""
+    return isinstance(call.function, _Again) or bool(_leaves(call, _Operand))
 
 
 def _counts_rows(call: _Call, rows: int) -> bool:
@@ -1438,6 +1468,9 @@ def _kind_of(func: Any) -> tuple[bool, bool, Any]:
     """Whether a function writes its first argument, may write others, and what gives it another form."""
     name = getattr(func, "__name__", "")
     return _writes(func), "norm" in name or name == "__set__", _SPECIAL.get(func)
+
+
+_NO_KIND = False, False, None
 
 
 @functools.cache
@@ -1915,19 +1948,30 @@ class ExampleLoss(nn.Module):
 
 def _one_at_a_time(run: Any, batches: Any, kwargs: Any, tape: _Tape | None, rule: Any) -> Any:
     """`run(*batches)`, of a function that is given one example at a time and sees nothing else of the batch."""
-    _given_alone.append(run)
-    try:
-        first = [run(*unwatched(batches), **kwargs)]
-    finally:
-        _given_alone.pop()
+    again = _Again(run, kwargs)
+    made = again(*unwatched(batches))
     if tape is None or tape.closed:
-        return first[0]
-
-    def again(*rows: Any) -> Any:  # what was made now, and in a run row by row that of the row
-        return first.pop() if first else run(*rows, **kwargs)
-
+        return made
+    again.first.append(made)
     with private.WithoutSubclasses():
         return tape.call(again, batches, {}, rule=rule)
+
+
+class _Again:
+    """A function that sees one example at a time: what it made of a batch, once, and of a row where that runs again."""
+
+    def __init__(self, run: Any, kwargs: Any) -> None:
+        self.run, self.kwargs, self.first = run, kwargs, list[Any]()
+
+    def __call__(self, *rows: Any) -> Any:
+        if self.first:
+            return self.first.pop()
+        _given_alone.append(self.run)
+        try:
+            with private.WithSubclasses():  # a tensor of the batch that it reads now is refused too
+                return self.run(*rows, **self.kwargs)
+        finally:
+            _given_alone.pop()
 
 
 def _follow_vmap(run: Any, in_dims: Any, out_dims: Any, args: Any, kwargs: Any) -> Any:

@@ -25,7 +25,7 @@ from anyorder import checks
 from anyorder.clipping import native
 from anyorder.clipping.bounded import NON_FINITE, ClippedSum, check_finite
 from anyorder.clipping.clip_rules import Cut, Flat, Rule
-from anyorder.clipping.coupling import Made, Witness, check_nothing_kept, one_pass
+from anyorder.clipping.coupling import Made, Witness, check_nothing_kept, one_pass, written_since
 from anyorder.clipping.layer_rules import (
     Books,
     ParameterView,
@@ -129,7 +129,7 @@ class PerUnitClipping(ABC):
             NonFiniteError: in backward, under non_finite="refuse", a unit's gradient is NaN or infinite; `receive` is
                 not called.
             TrainingError: in backward, a second time on the same outputs, or with create_graph=True, or after a
-                parameter or an input was changed in place; for a further pass that runs in another way.
+                parameter, an input or an output was changed in place; for a further pass that runs in another way.
         """
 
     def draws_nothing(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -233,13 +233,9 @@ class Passes:
 
 
 def _cannot_go_back(error: RuntimeError) -> TrainingError:
-    told = str(error)
-    if "modified by an inplace operation" in told:
-        told = (
-            "a parameter, or a tensor that the model was given, was written in place since. Make a new tensor: "
-            "x = x / 2 in place of x /= 2 or x.div_(2)"
-        )
-    return TrainingError(f"backward through the private model cannot run: {told}")
+    if "modified by an inplace operation" in str(error):
+        return written_since()
+    return TrainingError(f"backward through the private model cannot run: {error}")
 
 
 def _whole_batch() -> ModelError:
@@ -1264,7 +1260,7 @@ class _Taped(torch.autograd.Function):
         with disable_saved_tensors_hooks(_NO_HOOKS):
             outputs, further, tensors = tape.forward(given)
         others += further
-        ctx.job, ctx.tape, ctx.tensors = job, tape, tensors
+        ctx.job, ctx.tape, ctx.tensors, ctx.versions = job, tape, tensors, tape.versions(tensors)
         ctx.gate = None  # what gradients go through, see `loss`
         ctx.save_for_backward(*given)
         return tuple(map(Tensor.view_as, outputs, outputs))
@@ -1274,6 +1270,8 @@ class _Taped(torch.autograd.Function):
         grads = grads if ctx.gate is None else ctx.gate(grads) or grads
         ctx.job.start(ctx)
         tensors, ctx.tensors = ctx.tensors, None
+        if ctx.tape.versions(tensors) != ctx.versions:
+            raise written_since()
         ctx.job.finish_tape(ctx.tape, tensors, grads)
         return (None,) * 5
 

@@ -402,6 +402,8 @@ class Tape:
             raise NotRecorded("the anchor of autograd")
         self._outputs, self._gradients, self._constants = recorder.outputs, recorder.gradients, recorder.constants
         after = rows | last | read[2]
+        before = self._constants.keys() | {number for node in forward for number in node.made}
+        self._kept = sorted((read[1] | after) & before)  # outputs and what shares their memory among them
         self._blank: list[Any] = [None] * recorder.count  # and behind the tensors what operations are given besides
         self._forward = _directly(_with_ends(forward, first | read[1] | after), self._blank)
         self._backward = _directly(_with_ends(backward, after), self._blank)
@@ -426,6 +428,10 @@ class Tape:
         for number in self._dropped:
             tensors[number] = None
         return *made, tensors
+
+    def versions(self, tensors: list[Any]) -> list[int]:
+        """How often each tensor was written that `backward` reads, but for inputs and parameters."""
+        return private.versions([tensors[number] for number in self._kept])
 
     def backward(self, tensors: list[Any], gradients: Sequence[Tensor]) -> None:
         """The rest of the operations, of the gradients of the differentiable outputs."""

@@ -100,9 +100,13 @@ def versions(tensors: Iterable[Tensor]) -> list[int]:
 
 # -- functions and modes ---------------------------------------------------------------------------------------------
 
-check_names(torch._C, ("DisableTorchFunction", "DisableTorchFunctionSubclass", "TensorBase"), torch)
+check_names(
+    torch._C, ("DisableTorchFunction", "DisableTorchFunctionSubclass", "TensorBase", "_EnableTorchFunction"), torch
+)
 WithoutModes: Any = torch._C.DisableTorchFunction
 WithoutSubclasses: Any = torch._C.DisableTorchFunctionSubclass
+WithSubclasses: Any = torch._C._EnableTorchFunction
+"""Inside of `WithoutSubclasses`: they are asked again."""
 requires_grad_: Callable[[Tensor, bool], Tensor] = torch._C.TensorBase.requires_grad_
 
 

@@ -7,8 +7,9 @@ clipped by the units of another.
 """
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import repeat
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from anyorder.errors import ArgumentError, TrainingError
 from anyorder.ledger import Units
+from anyorder.sampling.batch_classes import named_parts
 from anyorder.sampling.shapes import RowShapes
 
 _LOOKS = 3  # batches whose copies are compared with the originals: what a loop does to one, it does to all
@@ -40,6 +42,7 @@ class Batch:
         rows: that the model is called on, those of the padding too.
         shapes: the public shapes of the rows; None: all have that of the batch.
         empty: (rows,) those that are made up and count for nothing; None: there are none.
+        single_rows: lists in the batch with one value for each row.
         used: whether a backward pass has used it.
     """
 
@@ -51,9 +54,10 @@ class Batch:
         padding: int = 0,
         shapes: RowShapes | None = None,
         empty: NDArray[np.bool_] | None = None,
+        single_rows: Iterable[list[Any]] = (),
     ) -> None:
         self.units, self.position, self.iteration, self.padding = units, position, iteration, padding
-        self.shapes, self.empty = shapes, empty
+        self.shapes, self.empty, self.single_rows = shapes, empty, single_rows
         self.rows, self.used = len(units) + padding, False
 
 
@@ -274,15 +278,9 @@ def _tensors_in(value: Any, depth: int = _DEEP) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
         return
-    parts: Iterable[Any] = ()
-    if isinstance(value, Mapping):
-        parts = value.values()
-    elif isinstance(value, (list, tuple)):
-        parts = value
-    elif hasattr(value, "__dict__") and not isinstance(value, type):
-        parts = vars(value).values()
+    parts = list(value.values()) if type(value) is MappingProxyType else [part for _, part in named_parts(value)]
     if depth:
-        for part in list(parts):
+        for part in parts:
             yield from _tensors_in(part, depth - 1)
 
 

@@ -2,7 +2,7 @@
 
 import copy
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Any
@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, StackDataset, Subset
+from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, StackDataset, Subset, default_collate
 
 from anyorder import checks
 from anyorder.errors import ArgumentError, LoaderError
 from anyorder.ledger import Units, as_units, numbered
 from anyorder.noise import NoiseSource
+from anyorder.sampling.batch_classes import fields_of
 from anyorder.sampling.batch_identity import Batch, BatchIdentity
 from anyorder.sampling.draws import (
     BatchIndices,
@@ -36,12 +37,13 @@ from anyorder.sampling.read_loader import Order, check_loader, is_plain, take_or
 from anyorder.sampling.row_digests import ExampleDigests
 from anyorder.sampling.samplers import PaddedBatch, SecretBatchSampler, key_of
 from anyorder.sampling.shapes import (
-    CollateAny,
     Collated,
     CollatedAlone,
     Joining,
     PublicShapes,
     RowShapes,
+    Stacked,
+    inner,
     is_rowwise,
     named_tensors,
 )
@@ -155,16 +157,18 @@ class PrivateLoader:
         if self._batches is not None:
             self._batches.is_told = bool(seeded)
         self._collates = loader.batch_sampler is not None
-        self._stacks = self._collates and like is None and self._is_rowwise(loader.collate_fn)
+        is_torchs = inner(loader.collate_fn) is default_collate
+        self._stacks = self._collates and like is None and is_torchs and self._is_rowwise(loader.collate_fn)
         if self._collates and not self._stacks:
             own = None if like is None else _made_up(loader, like, self._shapes)
             seeded["collate_fn"] = CollatedAlone(seeded.get("collate_fn", loader.collate_fn), self._shapes, own)
+        elif self._stacks:
+            seeded["collate_fn"] = Stacked(seeded.get("collate_fn", loader.collate_fn))
         self._loader = rebuild(loader, self._batches, **seeded)
 
     def _is_rowwise(self, collate: Any) -> bool:
         """Whether the user's function may be called on a batch."""
-        own = collate.collate if isinstance(collate, CollateAny) else collate
-        return self._shapes is None and is_rowwise(own)
+        return self._shapes is None and is_rowwise(inner(collate))
 
     @cached_property
     def rows(self) -> ExampleDigests | None:
@@ -276,14 +280,16 @@ class PrivateLoader:
                     raise
                 if given is _END:
                     break
-                batch, numbers, empty = given if type(given) is Collated else (given, None, None)
+                batch, numbers, empty, single_rows = given, None, None, []
+                if type(given) is Collated:
+                    batch, numbers, empty, single_rows = given.whole(), given.numbers, given.empty, given.single_rows()
                 units, padding = self._units(batch, sent)
                 if not self._collates or (numbers is None and batch is not given):
                     batch = self._of_one_shape(batch, units)
                 shapes = None
                 if numbers is not None and self._shapes is not None:
                     shapes = self._shapes_of(batch, numbers, units, padding)
-                handed = Batch(units, position, mine, padding, shapes, empty)
+                handed = Batch(units, position, mine, padding, shapes, empty, single_rows)
                 if self._on_batch is not None:
                     self._on_batch(handed.units, position)
                 position += 1
@@ -526,20 +532,17 @@ def extract_units(batch: Any, unit: Unit) -> Units:
     if callable(unit):
         ids = unit(batch)
     else:
-        fields = batch if isinstance(batch, Mapping) else {}
-        if isinstance(batch, (tuple, list)):
-            fields = dict(enumerate(batch))
         if not isinstance(unit, (str, int)):
             raise LoaderError(
                 f"unit must say where the id of each example's unit is in a batch: a field of a dict, a position in a "
                 f"tuple, or a callable: batch -> ids; got {type(unit).__name__}"
             )
-        if unit not in fields:
+        if unit not in (found := fields_of(batch)):
             raise LoaderError(
-                f"unit={unit!r} is not in the batch, a {type(batch).__name__} with the fields {list(fields)}; name a "
+                f"unit={unit!r} is not in the batch, a {type(batch).__name__} with the fields {list(found)}; name a "
                 "field of a dict, a position in a tuple, or pass a callable: batch -> ids"
             )
-        ids = fields[unit]
+        ids = found[unit]
     try:
         return as_units(ids.cpu() if isinstance(ids, torch.Tensor) else ids)
     except (ArgumentError, TypeError) as problem:

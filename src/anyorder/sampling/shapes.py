@@ -10,16 +10,20 @@ So
     the loop     gets tensors of one public shape, the largest of the list, whatever the data.
     the model    runs on all rows of one shape at a time, cut to that shape (`ByShape`): a row sees its own padding.
 
-Torch's own `default_collate` stacks, and all shapes are equal where it does not fail: it is called on the batch.
+Torch's own `default_collate` stacks, and all shapes are equal where it does not fail: it is called on the batch, where
+examples are of torch's and Python's own types. What a class of one's own does (`update` of a dict, say) it does alone.
 """
 
-import copy
 import dataclasses
 import functools
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from itertools import pairwise
+from operator import is_
+from types import BuiltinFunctionType, FunctionType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,6 +37,18 @@ from torch.utils.data._utils import collate as torch_collate
 
 from anyorder import checks
 from anyorder.errors import AnyorderError, ArgumentError, LoaderError, ModelError, ModelWarning
+from anyorder.sampling.batch_classes import (
+    Above,
+    Apart,
+    PlannedObject,
+    RowValues,
+    SentClass,
+    carried_out,
+    listed_values,
+    mapped,
+    named_parts,
+    taken_apart,
+)
 
 Name = str | int | None
 """Of a field: its key in a dict, its place in a tuple; None for a batch that is one tensor."""
@@ -191,12 +207,25 @@ def _tokenizer_of(collate_fn: Any) -> tuple[Any, Any]:
 class Collated(NamedTuple):
     """A batch, and the number of each row's public shape, as it comes from a worker; None: it was not collated here.
 
-    `empty` says which rows are made up, in the place of examples that do not fit.
+    `empty` says which rows are made up, in the place of examples that do not fit. Objects of a class of one's own are
+    only planned until `whole`: a process that hands them on, or pins their memory, runs none of its code.
     """
 
     batch: Any
     numbers: Rows | None
     empty: NDArray[np.bool_] | None = None
+
+    def whole(self) -> Any:
+        """The batch, with its objects."""
+        return carried_out(self.batch)
+
+    def single_rows(self) -> list[list[Any]]:
+        """The values of lists that have one for each row: what stands in them is of that row, whatever its shape."""
+        return listed_values(self.batch)
+
+    def pin_memory(self) -> "Collated":
+        """As a DataLoader asks for it."""
+        return self._replace(batch=mapped(self.batch, lambda leaf: leaf.pin_memory() if type(leaf) is Tensor else leaf))
 
 
 class CollatedAlone:
@@ -220,18 +249,20 @@ class CollatedAlone:
         joining, empty = Joining(self._shapes, len(examples)), None
         each = [examples[i : i + 1] for i in range(len(examples))]
         if self._like is None:
-            batch = joining.join([self._alone(example) for example in each])
+            batch = joining.plan([self._alone(example) for example in each])
         else:
             fitting = [self._fitting(example) for example in each]
             empty = np.array([one is None for one in fitting])
-            batch = joining.join([self._like if one is None else one for one in fitting])
-        return batch if self._shapes is None and empty is None else Collated(batch, joining.numbers, empty)
+            batch = joining.plan([self._like if one is None else one for one in fitting])
+        if self._shapes is None and empty is None and not joining.has_objects:
+            return batch
+        return Collated(batch, joining.numbers, empty)
 
     def _fitting(self, example: Any) -> Any:
         """The batch of one example; None where it does not fit."""
         try:
             found = self._alone(example)
-            Joining(self._shapes, 2).join([self._like, found])
+            Joining(self._shapes, 2).plan([self._like, found])
         except AnyorderError:
             return None
         return found
@@ -249,6 +280,39 @@ class CollatedAlone:
             ) from error
 
 
+class Stacked:
+    """Torch's `default_collate`: on the batch where it runs code of torch's alone, else on each example.
+
+    It copies and updates an example's mapping, makes its named tuple, and stacks its subclass of a tensor: with the
+    rows of all.
+    """
+
+    def __init__(self, collate: Callable[[Any], Any]) -> None:
+        self._collate, self._alone = collate, CollatedAlone(collate, None)
+
+    def __call__(self, examples: Any) -> Any:
+        return self._collate(examples) if type(examples) is not list or _stack(examples) else self._alone(examples)
+
+
+_STACKED = frozenset({float, int, bool, str, bytes, *np.sctypeDict.values()})
+
+
+def _stack(values: Sequence[Any]) -> bool:
+    """Whether torch's own code joins these, which are of one type."""
+    kinds = set(map(type, values))
+    if len(kinds) != 1:
+        return not values
+    (kind,) = kinds
+    if kind in (Tensor, np.ndarray):
+        return len({value.dtype for value in values}) == 1  # of two, all would be of the wider
+    if kind in (tuple, list):
+        return all(map(_stack, zip(*values, strict=False)))
+    if kind is dict:
+        return all(_stack([value[key] for value in values if key in value]) for key in values[0])
+    known = (Tensor, np.ndarray, np.generic, Mapping, Sequence, int, float)  # of others torch says what it takes
+    return kind in _STACKED or not issubclass(kind, known)
+
+
 class CollateAny:
     """Collates like the user's function, and no examples too: the first example of a data set, cut to none."""
 
@@ -258,6 +322,11 @@ class CollateAny:
 
     def __call__(self, examples: Any) -> Any:
         return self.collate(examples) if len(examples) else _none_of(self.collate([self._dataset[self._first]]))
+
+
+def inner(collate: Any) -> Any:
+    """The user's function, behind what collates no examples too."""
+    return collate.collate if isinstance(collate, CollateAny) else collate
 
 
 def _none_of(batch: Any) -> Any:
@@ -285,22 +354,14 @@ def named_tensors(batch: Any, name: Name = None, depth: int = _DEEP) -> Iterator
     elif isinstance(batch, np.ndarray):
         if batch.dtype.kind in "biufc":
             yield name, torch.from_numpy(batch)
-    elif depth and (not isinstance(batch, list) or _has_fields(batch)):
-        for key, part in _fields(batch):
+    elif depth and (type(batch) is not list or _has_fields(batch)):
+        for key, part in named_parts(batch):
             yield from named_tensors(part, key if isinstance(key, str) or name is None else name, depth - 1)
 
 
 def _has_fields(listed: list[Any]) -> bool:
     """Whether a list holds fields, or else the value of its one example, a text perhaps."""
     return len(listed) != 1 or isinstance(listed[0], (Tensor, np.ndarray))
-
-
-def _fields(batch: Any) -> list[tuple[Name, Any]]:
-    if isinstance(batch, Mapping):
-        return list(batch.items())
-    if isinstance(batch, (list, tuple)):
-        return list(enumerate(batch))
-    return list(vars(batch).items()) if hasattr(batch, "__dict__") and not isinstance(batch, type) else []
 
 
 class Joining:
@@ -312,41 +373,100 @@ class Joining:
 
     Attributes:
         numbers: (examples,) of each one's shape: the least that holds it; the largest for one that none holds.
+        has_objects: whether what was joined has objects of classes that are not Python's own containers, or lists of
+            one value for each row that may be such.
     Raises: LoaderError where they cannot be joined. It says nothing of which, or how large.
     """
 
     def __init__(self, shapes: PublicShapes | None, examples: int | None = None) -> None:
         self._shapes, self.numbers = shapes, None if examples is None else np.zeros(examples, np.int64)
+        self.has_objects = False
+        self._open: list[list[Any]] = []  # the objects that are being joined, from the outermost
 
-    def join(self, parts: list[Any], name: Name = None) -> Any:
-        """The parts of a field of this name, joined."""
-        first = parts[0]
+    def join(self, parts: list[Any]) -> Any:
+        """The parts, joined."""
+        return carried_out(self.plan(parts))
+
+    def plan(self, parts: list[Any], name: Name = None) -> Any:
+        """The parts of a field of this name, joined; what is an object of a class of one's own is `PlannedObject`."""
+        first, kind = parts[0], type(parts[0])
         if len(set(map(type, parts))) > 1:
             raise LoaderError("collate_fn gives one example other types than another; give all the same")
-        if isinstance(first, Tensor):
+        if issubclass(kind, Tensor):
             return self._tensors(parts, name)
-        if isinstance(first, np.ndarray):
+        if issubclass(kind, np.ndarray):
             if first.dtype.kind not in "biufc":
-                return np.concatenate(parts)
-            return self._tensors([torch.from_numpy(part) for part in parts], name).numpy()
-        if isinstance(first, list) and not any(map(_has_fields, parts)):
-            return [value for part in parts for value in part]
-        keys, columns = _columns(parts)
-        if not keys and not isinstance(first, (Mapping, list, tuple)):
+                return np.concatenate([np.asarray(part) for part in parts])
+            return self._tensors([torch.from_numpy(np.asarray(part)) for part in parts], name).numpy()
+        if kind is list and not any(map(_has_fields, parts)):
+            values = RowValues(value for part in parts for value in part)
+            if all(type(value) in _SETTINGS for value in values):  # as texts are
+                return list(values)
+            self.has_objects = True
+            return values
+        if kind in _SETTINGS or issubclass(kind, (type, Enum)):
             return _one_setting(parts)
-        values = [
-            self.join(column, key if isinstance(key, str) or name is None else name)
-            for key, column in zip(keys, columns, strict=True)
-        ]
-        return _rebuilt(first, keys, values)
+        of = [part() for part in parts] if kind is weakref.ref else parts
+        for levels, above in enumerate(reversed(self._open)):
+            if all(map(is_, of, above)):
+                if kind is weakref.ref:
+                    return Above(levels)
+                raise LoaderError("collate_fn gives an object that holds itself, which cannot be joined to others")
+        if issubclass(kind, (int, float, np.number)):
+            raise LoaderError(
+                "collate_fn gives a Python number, which is of one example or of all: make it a tensor (1,)"
+            )
+        apart = [Apart(_by_name(part), None, {}) if kind in _PLAIN else taken_apart(part) for part in parts]
+        if apart[0] is None:
+            raise LoaderError(
+                f"collate_fn gives a {kind.__name__}, and those of single examples cannot be joined to one of all: "
+                "give tensors with one row for each example, a list of one value, [..], or dicts, tuples, dataclasses "
+                "and other objects that hold these"
+            )
+        return self._objects(parts, apart, name)
+
+    def _objects(self, parts: list[Any], apart: list[Any], name: Name) -> Any:
+        """Containers, and what else holds things, joined thing by thing."""
+        kind = type(parts[0])
+        if checks.is_of(parts[0], "transformers.tokenization_utils_base", "BatchEncoding"):
+            # What a tokenizer keeps of the texts beside the tensors: a slow one keeps nothing.
+            nothing = {"_encodings": None, "_n_sequences": None}
+            apart = [one._replace(attributes={**one.attributes, **nothing}) for one in apart]
+        self._open.append(parts)
+        known: dict[Any, Any] = {}
+        own = Apart(*(self._things(list(things), name, known) for things in zip(*apart, strict=True)))
+        self._open.pop()
+        if kind is dict:
+            return own.contents
+        if kind in (tuple, list):
+            return kind((own.contents or {}).values())
+        self.has_objects = True
+        return PlannedObject(SentClass(kind), *own)
+
+    def _things(self, things: list[Any], name: Name, known: dict[Any, Any]) -> Any:
+        """What stands in one place of each of several objects, joined by name; what is item and attribute, once."""
+        if things[0] is None:
+            return None
+        keys = list(things[0])
+        if not all(map(_is_name, keys)) or any(list(one) != keys for one in things):
+            raise LoaderError("collate_fn gives one example other fields than another; give all the same")
+        joined = {}
+        for key in keys:
+            parts = [one[key] for one in things]
+            at = key, *map(id, parts)
+            if at not in known:
+                known[at] = self.plan(parts, key if isinstance(key, str) or name is None else name)
+            joined[key] = known[at]
+        return joined
 
     def _tensors(self, parts: list[Tensor], name: Name) -> Tensor:
-        first = parts[0]
         if any(part.is_nested or part.layout not in (torch.strided, torch.sparse_coo) for part in parts):
             raise LoaderError(
                 "collate_fn gives nested or compressed tensors, whose rows cannot be put together: give padded tensors "
                 "with a mask, dense ones, or sparse ones in coordinates, x.to_sparse()"
             )
+        parts = list(map(_ordinary, parts))
+        first = parts[0]
         if self.numbers is not None and not all(part.dim() and part.shape[0] == 1 for part in parts):
             got = "another number of rows" if all(part.dim() for part in parts) else "a number without a row"
             raise LoaderError(
@@ -374,41 +494,40 @@ class Joining:
         return _padded(parts, name, dims, self._shapes)
 
 
-def _columns(parts: list[Any]) -> tuple[list[Any], list[list[Any]]]:
-    """The names of the fields of containers, and each field of all of them."""
-    first = parts[0]
-    if isinstance(first, (list, tuple)):
-        keys: list[Any] = list(range(len(first)))
-        if all(len(part) == len(keys) for part in parts):
-            return keys, [list(column) for column in zip(*parts, strict=True)]
-    else:
-        listed = [dict(_fields(part)) for part in parts]
-        keys = list(listed[0])
-        if all(list(one) == keys for one in listed):
-            return keys, [[one[key] for one in listed] for key in keys]
-    raise LoaderError("collate_fn gives one example other fields than another; give all the same")
+def _ordinary(tensor: Tensor) -> Tensor:
+    """An example's tensor, without a class of its own: what that does with several would be done with the batch."""
+    if type(tensor) is Tensor:
+        return tensor
+    own = tensor.as_subclass(Tensor) if type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__ else None
+    if type(own) is not Tensor:
+        raise LoaderError(
+            f"collate_fn gives tensors of the class {type(tensor).__name__}, which stands for other tensors: give the "
+            "tensors themselves"
+        )
+    return own
 
 
-def _rebuilt(first: Any, keys: list[Any], values: list[Any]) -> Any:
-    """A container like the first, of other values."""
-    if isinstance(first, tuple):
-        return type(first)(*values) if hasattr(first, "_fields") else type(first)(values)
-    if isinstance(first, list):
-        return type(first)(values)
-    if dataclasses.is_dataclass(first) and not isinstance(first, Mapping):
-        return dataclasses.replace(first, **dict(zip(keys, values, strict=True)))  # type: ignore[type-var]
-    made = copy.copy(first)
-    # Written where `_fields` read it: a `__setattr__` of the class may put it elsewhere, as that of PyG's graphs does.
-    fields = made if isinstance(first, Mapping) else vars(made)
-    for key, value in zip(keys, values, strict=True):
-        fields[key] = value
-    return made
+_PLAIN = (tuple, list, dict)
+
+
+def _by_name(container: Any) -> dict[Any, Any]:
+    return container if type(container) is dict else dict(enumerate(container))
+
+
+def _is_name(key: Any) -> bool:
+    """Whether it is equal to others by Python's own rule alone."""
+    kind = type(key)
+    return kind in (str, int, bool) or issubclass(kind, Enum) or (kind is tuple and all(map(_is_name, key)))
+
+
+_SETTINGS = frozenset(
+    {type(None), bool, str, bytes, torch.dtype, torch.device, torch.layout, FunctionType, BuiltinFunctionType}
+)
+"""Types of what cannot be changed, and is equal by Python's and torch's own rule alone."""
 
 
 def _one_setting(parts: list[Any]) -> Any:
     first = parts[0]
-    if isinstance(first, (int, float)) and not isinstance(first, bool):
-        raise LoaderError("collate_fn gives a Python number, which is of one example or of all: make it a tensor (1,)")
     if any(part is not first and part != first for part in parts):
         raise LoaderError("collate_fn gives another setting for one example than for another; give a list of one, [..]")
     return first

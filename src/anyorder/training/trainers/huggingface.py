@@ -22,6 +22,7 @@ from anyorder.errors import ArgumentError, CheckpointError, LoaderError, ModelEr
 from anyorder.plan.plan import Plan
 from anyorder.release.journal import Journal
 from anyorder.sampling import UnitOrderSampler
+from anyorder.sampling.batch_classes import fields_of
 from anyorder.sampling.loader import PrivateLoader
 from anyorder.sampling.shapes import PadTo
 from anyorder.training.engine import PrivacyEngine, PrivateModule, check_unit, random_state, set_random_state
@@ -315,7 +316,8 @@ class PrivateTrainerMixin:
         """Batches without the keys of units, which the engine has read: of a batch that has more than tensors nothing
         is proved.
         """
-        return lambda batch, *more: show({name: batch[name] for name in batch if name != self._unit}, *more)
+        key = self._unit
+        return lambda batch, *more: show({name: x for name, x in fields_of(batch).items() if name != key}, *more)
 
     def _lengths(self) -> dict[str, Any]:
         """The public lengths of examples; where the collator only pads, up to the longest that its tokenizer states."""
