@@ -103,6 +103,44 @@ def test_other_tensors_may_be_written():
         optimizer.step()
 
 
+class Keeper(nn.Module):
+    """Of which an output is a constant."""
+
+    def __init__(self, held):
+        super().__init__()
+        self.linear, self.held = nn.Linear(3, 3), [held]
+        self.own = held
+
+    def forward(self, x):
+        return self.linear(x), self.held[0][1:]
+
+
+@pytest.mark.parametrize("how", ["loss", "after", "no_grad", "eval"])
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("kind", [torch.Tensor, nn.Parameter, nn.Buffer])
+def test_what_is_written_into_outputs_is_not_written_into_the_model(kind, rows, how):
+    """An output that is the same for all rows may be a parameter, or an attribute, which later batches would read."""
+    _, private, optimizer, loader = private_of(Keeper(kind(torch.zeros(2, 3))), rows, rows=5 * rows)
+    optimizer.param_groups[0]["lr"] = 0.0
+    held, before = private.module.held[0], private.module.held[0].detach().clone()
+    for x, y in loader:
+        output, constant = private(x)
+        if how == "eval":
+            private.eval()
+        with torch.set_grad_enabled(how != "no_grad"):
+            constant = private(x)[1] if how in ("no_grad", "eval") else constant
+        private.train()
+        loss = F.cross_entropy(output, y)
+        if how == "after":
+            loss.backward()
+        constant.detach()[0].add_(x.detach()[0])
+        if how != "after":
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert held.equal(before)
+
+
 @dataclass
 class Named:
     x: torch.Tensor

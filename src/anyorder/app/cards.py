@@ -46,6 +46,7 @@ MEANS = {
     "model": "how examples are kept apart where the model runs",
     "loss": "how examples are kept apart where the loss is computed",
     "steps": "how many of the planned steps were taken; fewer cost nothing",
+    "weights": "which model this is of: each digest is of one trained tensor, or of the model's file",
     "runs": "how many trainings the search made: by chance where that is part of the promise",
     "each run": "what one training of the search costs",
     "score": "what the runs were compared by",

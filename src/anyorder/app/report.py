@@ -348,7 +348,7 @@ _WEIGHTS = 8  # digests that are shown: the file's own names all
 def _digests(plan: Plan, certificate: Certificate | None, sha256: str = "") -> Html:
     rows = [("plan", [plan.digest, "names the plan; an audit of the same plan has it too"])]
     if sha256:
-        rows.insert(0, ("the file", [sha256, "the sha256 that the file ends with: this report is of that file"]))
+        rows.insert(0, ("the file", [sha256, "the sha256 that stands in the file: this report is of that file"]))
     if certificate is not None:
         rows += [
             ("noise key", [certificate.key_fingerprint, "a fingerprint that leads to no key; no two runs share it"]),

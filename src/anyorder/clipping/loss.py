@@ -366,6 +366,22 @@ class LossWatch:
 _ORDINARY = (Tensor, nn.Parameter, nn.Buffer)
 
 
+def own_memory(run: Callable[[], Any]) -> Any:
+    """What a pass gives that nothing goes back through, where it shows memory that others have, the model perhaps, as a
+    copy: what is written into it is written nowhere else.
+    """
+
+    def alias(leaf: Tensor) -> Tensor:  # the tensor itself lives on where others have it
+        return leaf if leaf.requires_grad and torch.is_grad_enabled() else leaf.detach()
+
+    outputs = _changed(run(), alias)
+
+    def own(leaf: Tensor) -> Tensor:
+        return leaf.clone() if leaf.layout is torch.strided and private.uses_of_memory(leaf) > 1 else leaf
+
+    return _changed(outputs, own)
+
+
 def _start(tensor: Tensor) -> int:
     """Where a tensor's memory begins; 0 where it has none."""
     plain = tensor.layout is torch.strided and not private.is_wrapped(tensor)
@@ -549,7 +565,12 @@ class _Tape:
         return shown  # type: ignore[no-any-return]
 
     def output(self, output: Tensor, axis: tuple[Any, ...]) -> Tensor:
-        """An output of the model. What comes back to it goes through `_arrived`."""
+        """An output of the model. What comes back to it goes through `_arrived`.
+
+        Where all rows are one in memory it is a copy: that may be a parameter's, or an attribute's of the model.
+        """
+        if not output.stride(0) or len(output) == 1:
+            output = output.clone(memory_format=torch.contiguous_format)
         if not isinstance(output.grad_fn, BackwardCFunction):
             output = _Boundary.apply(output)  # type: ignore[no-untyped-call]
         node: Any = output.grad_fn

@@ -36,7 +36,7 @@ from torch.utils.data import DistributedSampler, IterableDataset
 from anyorder import checks
 from anyorder.clipping import make_clipping
 from anyorder.clipping.clip_rules import Cut, Rule
-from anyorder.clipping.loss import LossWatch, released, unwatched
+from anyorder.clipping.loss import LossWatch, own_memory, released, unwatched
 from anyorder.clipping.mapping import reparametrized
 from anyorder.clipping.norms import UnitMap, accumulator_dtype
 from anyorder.clipping.per_example import MayDraw, Passes
@@ -941,12 +941,12 @@ class PrivateModule(nn.Module):
         if self._check_shown is not None:
             self._check_shown()
         if not torch.is_grad_enabled():
-            return self._watch.looked(self.module(*args, **kwargs), given)
+            return self._watch.looked(own_memory(lambda: self.module(*args, **kwargs)), given)
         whole = self.module if self._whole is None else self._whole.gather()
         with reparametrized(whole, {name: p.detach() for name, p in whole.named_parameters()}):
             if is_released:  # of weights that were released and a generator's numbers: post-processing
                 return released(whole, given, _of_evaluation)
-            outputs = whole(*args, **kwargs)
+            outputs = own_memory(lambda: whole(*args, **kwargs))
         return self._watch.looked(pytree.tree_map(_of_evaluation, outputs), given)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
