@@ -102,6 +102,7 @@ def folders(tmp_path_factory):
     return made
 
 
+IGNORED = "ignore:'click.utils.:DeprecationWarning"  # of typer, with click 8.5
 AGAIN = """
 import sys
 from anyorder.app.cli import app
@@ -122,7 +123,7 @@ def test_a_folder_has_a_report_and_the_command_makes_it_again_byte_for_byte(fold
             if (folders[name] / file).exists():
                 shutil.copy(folders[name] / file, copy)
     environment = {**os.environ, "PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo", "LC_ALL": "C", "OMP_NUM_THREADS": "2"}
-    command = [sys.executable, "-W", "error", "-c", AGAIN, *(copy.name for copy in copies.values())]
+    command = [sys.executable, "-W", "error", "-W", IGNORED, "-c", AGAIN, *(copy.name for copy in copies.values())]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "report: another place/report.html\nreport: a third/report.html\n"

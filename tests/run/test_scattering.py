@@ -51,6 +51,7 @@ def small(dataset="textures", **changes):
 
 @pytest.mark.parametrize(("scales", "shape"), [(1, (8, 12)), (2, (28, 28)), (3, (32, 24))])
 def test_coefficients_are_those_of_kymatio(scales, shape):
+    pytest.importorskip("kymatio", reason="kymatio is not installed")
     from kymatio.scattering2d.frontend.torch_frontend import ScatteringTorch2D  # kymatio.torch wants an older SciPy
 
     x = torch.rand(3, 2, *shape, generator=torch.Generator().manual_seed(1))
