@@ -337,3 +337,44 @@ def test_a_metric_of_earlier_batches_is_refused_in_batches_of_one_row_too(batch_
     private(x)
     with pytest.raises(ModelError, match="computed of the batch"):
         engine.measure(loss=torch.full((batch_size,), 1.5))
+
+
+READ = {
+    "a tensor": lambda held: held.mean(),
+    "a number": lambda held: held.mean().item(),
+    "an array": lambda held: float(held.numpy().mean()),
+    "a branch": lambda held: 2.0 if held.mean() > 0 else 1.0,
+}
+
+
+@pytest.mark.parametrize("first", [0, 4])
+@pytest.mark.parametrize("earlier", [False, True])
+@pytest.mark.parametrize("name", READ)
+def test_a_global_of_the_batch_is_not_read_by_the_model(name, earlier, first):
+    """Every example would be scaled by all of them, or those of the batch before."""
+    held = []
+
+    class Reads(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) * (READ[name](held[-1]) if held else 1.0)
+
+    _, private, optimizer, loader = private_of(Reads(3, 3), 4, rows=24)
+    with pytest.raises(ModelError, match="the model reads a tensor of a batch"):
+        for step, (x, y) in enumerate(loader):
+            if step >= first and not earlier:
+                held.append(x)
+            F.cross_entropy(private(x), y).backward()
+            if step >= first:
+                held.append(x)
+            optimizer.step()
+            optimizer.zero_grad()
+        raise AssertionError("read")
+
+
+def test_a_gradient_of_a_shape_that_a_mask_chose_is_refused_without_the_shape():
+    _, private, _, loader = private_of(nn.Linear(3, 3))
+    x, y = next(iter(loader))
+    losses = F.mse_loss(private(x), F.one_hot(y, 3).float(), reduction="none")
+    with pytest.raises(ModelError, match="must have the loss's shape") as refused:
+        losses.backward(torch.ones(4, 3)[y > 0])
+    assert not any(map(str.isdigit, str(refused.value)))

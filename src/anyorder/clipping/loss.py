@@ -904,6 +904,11 @@ class _Tape:
 
     def _judge(self, loss: Any, gradient: Tensor | None) -> str:
         """How rows are kept apart."""
+        if isinstance(gradient, Tensor) and gradient.shape != loss.shape:  # without the shapes: a mask may choose them
+            raise ModelError(
+                "the gradient that backward is given must have the loss's shape, one number for each of the loss: give "
+                "torch.ones_like(loss), or multiply the loss with these numbers and call loss.sum().backward()"
+            )
         number = _place(loss)[1]
         state = self.states[number]
         if self.watch.escaped and any(_reads_besides(call) for call in self._needed(number)[0]):  # perhaps since then
