@@ -202,3 +202,17 @@ def test_versions_are_those_of_each_tensor():
     written = torch.zeros(2).add_(1).add_(1)
     assert private.versions([torch.zeros(2), written]) == [0, 2]
     assert private.versions([written, made]) == [2, 0]
+
+
+@pytest.mark.parametrize("make", [torch.zeros, lambda size: torch.nn.Parameter(torch.zeros(size))])
+def test_uses_of_memory_are_counted_one_by_one(make):
+    """One too few, and nobody sees that somebody else shows what numbers of a batch are written into."""
+    tensor = make(3)
+    assert private.uses_of_memory(tensor) == 1
+    others = []
+    for alias in (lambda t: t.detach(), lambda t: t.data, lambda t: t.view(3, 1)):
+        others.append(alias(tensor))
+        assert private.uses_of_memory(tensor) == 1 + len(others)
+        assert private.uses_of_memory(others[-1]) == 1 + len(others)
+    del others
+    assert private.uses_of_memory(tensor) == 1

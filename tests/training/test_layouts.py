@@ -287,7 +287,8 @@ REFUSED = {
     "nested": (Net, nested(torch.strided), loss_of, "nested or compressed"),
     "nested, jagged": (Net, nested(torch.jagged), loss_of, "nested or compressed"),
     "nested in the loop": (
-        Net, padded, given(lambda x, n, y: (torch.nested.nested_tensor(list(x)), y)), "given a nested tensor",
+        Net, padded, given(lambda x, n, y: (torch.nested.nested_tensor(list(x)), y)),
+        "nested.nested_tensor was given a tensor of the batch",
     ),
     "sparse rows": (
         Sparse, lambda rows: (stacked(rows)[0].to_sparse_csr(), labels(rows)), loss_of, "in coordinates",

@@ -898,7 +898,8 @@ class _Tape:
             raise written_since() from None
         finally:
             self.allowed, self.gradients = False, None
-        self.watch.kept = min("promised" if self.assumed else kept, self.watch.kept or "proved", key=_KEPT.index)
+        assumed = self.assumed or self.watch.escaped  # the model may read, from a global say, what the loop wrote there
+        self.watch.kept = min("promised" if assumed else kept, self.watch.kept or "proved", key=_KEPT.index)
         self.close()
         return result
 

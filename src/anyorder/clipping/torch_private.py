@@ -139,7 +139,8 @@ check_names(torch._C, ("_storage_Use_Count",), torch)
 
 def uses_of_memory(tensor: Tensor) -> int:
     """How many tensors show the memory of this one, itself among them; what autograd has saved may count too."""
-    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)) - 1
+    storage = tensor.untyped_storage()  # which is a use too, while it lives: in torch 2.8 only then
+    return int(torch._C._storage_Use_Count(storage._cdata)) - 1
 
 
 _hooks_on_saved: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
