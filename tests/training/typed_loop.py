@@ -25,7 +25,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader
 
 
 plan = ao.plan(loader=loader, epochs=5, epsilon=4, delta=1e-5, optimizer=optimizer)  # 1. the privacy you need
-engine = ao.PrivacyEngine(plan)  # 2. holds the training to the plan
+engine = ao.PrivacyEngine(plan)  # 2. enforces the plan
 model, optimizer, loader = engine.make_private(model, optimizer, loader)  # 3. clips each example and adds noise
 train(model, optimizer, loader)  # 4. your own training loop, unchanged
 engine.certificate().save("run.privacy.json")  # 5. the proof: anyorder verify run.privacy.json
