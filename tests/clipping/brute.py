@@ -40,7 +40,7 @@ def distance(a, b):
 
 def assert_close(sums, expected, tolerance):
     assert list(sums) == list(expected)
-    assert distance(sums, expected) <= tolerance * norm(expected)
+    assert distance(sums, expected) <= tolerance * (norm(expected) + 1e-3)  # gradients may cancel to a rounding
 
 
 def run(clipping, x, y, criterion, *, groups=None, clip_norm=1.0, scale=None):
