@@ -1122,7 +1122,7 @@ def _of_recurrent(args: Any, given: list[tuple[Tensor, State]]) -> list[State] |
     return [rows, *[last] * count]
 
 
-_CONSTANTS = {int, bool, str, type(None)}
+_CONSTANTS = dict.fromkeys((int, bool, str, type(None)))  # a dict: the compiler of torch 2.8 cannot read a set
 _KEPT = ["promised", "mapped", "proved"]
 _COPIES = 1024
 """Rows that stand in memory at once where each row takes the place of all."""
