@@ -16,6 +16,8 @@ from functools import lru_cache
 from types import GetSetDescriptorType, MemberDescriptorType, SimpleNamespace
 from typing import Any, NamedTuple
 
+PLAIN = (tuple, list, dict)
+"""Containers of Python's own, which run nobody's code."""
 _BASES = (tuple, list, OrderedDict, dict, SimpleNamespace, object)
 
 
@@ -204,13 +206,19 @@ def listed_values(tree: Any) -> list[list[Any]]:
     return [found for part in parts for found in listed_values(part)]
 
 
+def _with_each(container: Any, change: Callable[[Any], Any]) -> Any:
+    """One of `PLAIN`, of what `change` makes of each thing in it."""
+    kind = type(container)
+    if kind is dict:
+        return {key: change(part) for key, part in container.items()}
+    return kind([change(part) for part in container])
+
+
 def mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
     """The tree with what `change` makes of each of its leaves."""
     kind = type(tree)
-    if kind is dict:
-        return {key: mapped(part, change) for key, part in tree.items()}
-    if kind is tuple or kind is list:
-        return kind([mapped(part, change) for part in tree])
+    if kind in PLAIN:
+        return _with_each(tree, lambda part: mapped(part, change))
     if kind is PlannedObject:
         return PlannedObject(tree.kind, *(mapped(part, change) for part in tree[1:]))
     return change(tree)
@@ -219,10 +227,8 @@ def mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
 def carried_out(tree: Any, above: tuple[Any, ...] = ()) -> Any:
     """The tree, with the objects that were planned."""
     kind = type(tree)
-    if kind is dict:
-        return {key: carried_out(part, above) for key, part in tree.items()}
-    if kind is tuple or kind is list:
-        return kind([carried_out(part, above) for part in tree])
+    if kind in PLAIN:
+        return _with_each(tree, lambda part: carried_out(part, above))
     if kind is RowValues:
         return list(tree)
     if kind is Above:

@@ -38,6 +38,7 @@ from torch.utils.data._utils import collate as torch_collate
 from anyorder import checks
 from anyorder.errors import AnyorderError, ArgumentError, LoaderError, ModelError, ModelWarning
 from anyorder.sampling.batch_classes import (
+    PLAIN,
     Above,
     Apart,
     PlannedObject,
@@ -418,7 +419,7 @@ class Joining:
             raise LoaderError(
                 "collate_fn gives a Python number, which is of one example or of all: make it a tensor (1,)"
             )
-        apart = [Apart(_by_name(part), None, {}) if kind in _PLAIN else taken_apart(part) for part in parts]
+        apart = [Apart(_by_name(part), None, {}) if kind in PLAIN else taken_apart(part) for part in parts]
         if apart[0] is None:
             raise LoaderError(
                 f"collate_fn gives a {kind.__name__}, and those of single examples cannot be joined to one of all: "
@@ -507,9 +508,6 @@ def _ordinary(tensor: Tensor) -> Tensor:
             "tensors themselves"
         )
     return own
-
-
-_PLAIN = (tuple, list, dict)
 
 
 def _by_name(container: Any) -> dict[Any, Any]:
