@@ -371,6 +371,24 @@ def test_a_global_of_the_batch_is_not_read_by_the_model(name, earlier, first):
         raise AssertionError("read")
 
 
+def test_what_an_alias_wrote_may_be_read_by_the_model_and_nothing_is_proved_any_more():
+    held = torch.zeros(3)
+
+    class Reads(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) * (1 + held.mean())
+
+    engine, private, optimizer, loader = private_of(Reads(3, 3))
+    kept = []
+    for x, y in loader:
+        F.cross_entropy(private(x), y).backward()
+        kept.append(engine.training.loss_kept)
+        optimizer.step()
+        optimizer.zero_grad()
+        held.data.add_(x.mean(0))
+    assert kept[:2] == ["proved", "promised"]
+
+
 def test_a_gradient_of_a_shape_that_a_mask_chose_is_refused_without_the_shape():
     _, private, _, loader = private_of(nn.Linear(3, 3))
     x, y = next(iter(loader))

@@ -893,7 +893,7 @@ class _Tape:
         try:
             result = Tensor.backward(loss, *args, **kwargs)  # type: ignore[no-untyped-call]
         except RuntimeError as error:  # of torch, which names no tensor
-            if isinstance(error, AnyorderError) or not any(map(str(error).__contains__, _WROTE)):
+            if isinstance(error, AnyorderError) or not private.tells_of_a_write(error):
                 raise
             raise written_since() from None
         finally:
@@ -1086,10 +1086,6 @@ class _Tape:
             for device_type, enabled, dtype in self._autocast:
                 stack.enter_context(torch.autocast(device_type, dtype, enabled, cache_enabled=False))
             yield
-
-
-_WROTE = "modified by an inplace operation", "has been modified inplace"
-"""What torch says of a tensor that was written between its two passes."""
 
 
 def _after_a_look(state: State, result: Any, read: set[State]) -> State:

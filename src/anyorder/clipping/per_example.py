@@ -23,6 +23,7 @@ from torch.func import vjp, vmap
 
 from anyorder import checks
 from anyorder.clipping import native
+from anyorder.clipping import torch_private as private
 from anyorder.clipping.bounded import NON_FINITE, ClippedSum, check_finite
 from anyorder.clipping.clip_rules import Cut, Flat, Rule
 from anyorder.clipping.coupling import Made, Witness, check_nothing_kept, check_nothing_of_loop, one_pass, written_since
@@ -233,7 +234,7 @@ class Passes:
 
 
 def _cannot_go_back(error: RuntimeError) -> TrainingError:
-    if "modified by an inplace operation" in str(error):
+    if private.tells_of_a_write(error):
         return written_since()
     return TrainingError(f"backward through the private model cannot run: {error}")
 

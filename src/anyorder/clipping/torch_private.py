@@ -106,6 +106,11 @@ def versions(tensors: Iterable[Tensor]) -> list[int]:
         return list(map(version, tensors))
 
 
+def tells_of_a_write(error: RuntimeError) -> bool:
+    """Whether torch says that a tensor was written between its two passes."""
+    return any(map(str(error).__contains__, ("modified by an inplace operation", "has been modified inplace")))
+
+
 # -- functions and modes ---------------------------------------------------------------------------------------------
 
 check_names(
