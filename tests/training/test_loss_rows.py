@@ -1617,3 +1617,25 @@ def test_no_refusal_says_how_many_a_mask_chose():
                 refused(y[y >= least])
             told.add(str(error.value))
         assert len(told) == 1
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda out, y: F.mse_loss(out, y).backward(),
+        lambda out, y: ((out - y) ** 2).mean().backward(),
+        lambda out, y: torch.cat([out, out], 1).backward(),
+    ],
+)
+def test_a_refusal_does_not_tell_how_many_were_drawn_in_secret(loss):
+    said = set()
+    for key in b"k", b"j":
+        plan = ao.plan(dataset_size=64, batch_size=8, epochs=1, order="poisson", noise_multiplier=1.0, delta=1e-5)
+        model, loader = nn.Linear(3, 1), DataLoader(TensorDataset(torch.randn(64, 3), torch.randn(64)), batch_size=8)
+        engine = ao.PrivacyEngine(plan, key=key * 32)
+        model, optimizer, loader = engine.make_private(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)
+        x, y = next(iter(loader))
+        with pytest.raises(ModelError) as refused:
+            loss(model(x), y)
+        said.add((len(x), str(refused.value)))
+    assert len(said) == 2 and len({message for _, message in said}) == 1 and "(B, " in next(iter(said))[1]

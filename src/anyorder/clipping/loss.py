@@ -63,6 +63,7 @@ from anyorder.clipping.rows import (
     Total,
     has_secret_shape,
     keeps_memory,
+    shape_text,
 )
 from anyorder.clipping.torch_private import pytree
 from anyorder.errors import AnyorderError, ArgumentError, ModelError, TrainingError
@@ -870,9 +871,10 @@ class _Tape:
         """Prove the loss, or run it row by row, or refuse it; then go back."""
         gradient = args[0] if args else kwargs.get("gradient")
         if gradient is None and loss.numel() > 1:
-            public = isinstance(self.states[_place(loss)[1]], ByRow)  # how many a mask chose is not
+            state = self.states[_place(loss)[1]]  # how many a mask chose is not public
             raise ModelError(
-                f"the loss must be one number, and has {f'shape {tuple(loss.shape)}' if public else 'several'}: call "
+                f"the loss must be one number, and has "
+                f"{f'shape {shape_text(loss, state)}' if isinstance(state, ByRow) else 'several'}: call "
                 "loss.mean().backward(). A criterion with reduction='none', and a model that computes its own loss, "
                 "give one for each example"
             )
@@ -1454,7 +1456,7 @@ def _of_weights(tape: _Tape, func: Any, args: Any, kwargs: Any) -> None:
     if size > 1 and shapes == {(size, 1), (size,)}:
         raise ModelError(
             f"the loss joins each example's output with the numbers of all others: {func.__name__} was given the "
-            f"shapes ({size}, 1) and ({size},), which broadcast to ({size}, {size}), so that one example moves the "
+            "shapes (B, 1) and (B,), which broadcast to (B, B), so that one example moves the "
             "gradients of others; give both the same shape, for example output.squeeze(1) or target.unsqueeze(1)"
         )
     given_to = [tape.states[_place(t)[1]] for t in given.values() if type(t) is _Watched]

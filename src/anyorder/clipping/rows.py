@@ -227,6 +227,13 @@ def _pointwise(call: AtenCall, results: Sequence[Tensor]) -> Any:
     return joined(call.name, list(zip(call.tensors, call.states, strict=True)), results[0].dim())
 
 
+def shape_text(tensor: Tensor, state: ByRow) -> str:
+    """Its shape, with B for the rows: how many a batch has is secret where batches are drawn in secret."""
+    rows = "B" if state.inner == 1 else f"{state.inner} B"
+    sizes = [rows if dim == state.dim else str(size) for dim, size in enumerate(tensor.shape)]
+    return f"({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"
+
+
 def joined(name: str, given: Sequence[tuple[Tensor, State]], rank: int) -> State:
     """What broadcasting operands against each other gives, number by number."""
     live = [(t, s) for t, s in given if s is not None]
@@ -245,7 +252,7 @@ def joined(name: str, given: Sequence[tuple[Tensor, State]], rank: int) -> State
     if len(places) > 1:
         return Coupled(
             f"joins each example's numbers with those of others: {name} was given the shapes "
-            f"{' and '.join(str(tuple(t.shape)) for t, _ in live)}, so that one example moves the gradients of others; "
+            f"{' and '.join(shape_text(t, s) for t, s in live if isinstance(s, ByRow))}, so that one example moves the gradients of others; "
             "give both the same shape, for example output.squeeze(1) or target.unsqueeze(1)"
         )
     ((place, axis, inner),) = places
