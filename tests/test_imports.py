@@ -47,12 +47,15 @@ def test_plan_and_sensitivity_are_functions_in_whatever_order():
 import os, sys
 import numpy, scipy.optimize, scipy.special, torch
 assert not [name for name in sys.modules if name.startswith("anyorder")]
+draws = torch.get_rng_state()
 for order in {orders!r}:
     child = os.fork()
     if child == 0:
         try:
             exec(order)
             assert all(type(f).__name__ == "function" for f in (ao.plan, ao.sensitivity)), (ao.plan, ao.sensitivity)
+            ao.PrivacyEngine
+            assert torch.equal(draws, torch.get_rng_state()), "an import drew from torch's generator"
         except BaseException:
             sys.excepthook(*sys.exc_info())
             os._exit(1)

@@ -127,14 +127,12 @@ def test_no_optimizer_takes_the_loss(give, reads):
 @pytest.mark.filterwarnings("ignore::anyorder.errors.OptimizerWarning")
 def test_optimizers_that_go_by_gradients_step_with_a_closure(optimizer_of):
     """And their state is none of the trial's: the weights are those of a loop without closure."""
-    found, random = [], []
+    found = []
     for give in (lambda o, c: o.step(c), lambda o, c: (c(), o.step(lambda: None))[1]):
-        random = torch.get_rng_state()
         said, before, engine, model = one_step(optimizer_of, give)
         assert said is None
         assert engine.step == 1
         assert not torch.equal(weights(model), before)
-        assert torch.equal(torch.get_rng_state(), random) or True
         found.append(weights(model))
     assert torch.equal(*found)
 
