@@ -1638,4 +1638,6 @@ def test_a_refusal_does_not_tell_how_many_were_drawn_in_secret(loss):
         with pytest.raises(ModelError) as refused:
             loss(model(x), y)
         said.add((len(x), str(refused.value)))
-    assert len(said) == 2 and len({message for _, message in said}) == 1 and "(B, " in next(iter(said))[1]
+    assert len(said) == 2
+    assert len({message for _, message in said}) == 1
+    assert "(B, " in next(iter(said))[1]
