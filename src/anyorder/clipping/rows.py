@@ -252,8 +252,9 @@ def joined(name: str, given: Sequence[tuple[Tensor, State]], rank: int) -> State
     if len(places) > 1:
         shapes = " and ".join(shape_text(t, s) for t, s in live if isinstance(s, ByRow))
         return Coupled(
-            f"joins each example's numbers with those of others: {name} was given the shapes {shapes}, so that one example moves the gradients of others; "
-            "give both the same shape, for example output.squeeze(1) or target.unsqueeze(1)"
+            f"joins each example's numbers with those of others: {name} was given the shapes {shapes}, so that one "
+            "example moves the gradients of others; give both the same shape, for example output.squeeze(1) or "
+            "target.unsqueeze(1)"
         )
     ((place, axis, inner),) = places
     size = max(t.shape[-place] for t, _ in live)
