@@ -38,11 +38,10 @@ def main() -> None:
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer: Any = torch.optim.SGD(trained, lr=0.01)
     model, optimizer, criterion, loader = made_private(method, model, optimizer, loader)
-    times = _times(model, optimizer, criterion, loader)
-    first = next(times)
-    for _ in islice(times, warm - 1):
-        pass
-    for _ in sys.stdin:
+    times, first = _times(model, optimizer, criterion, loader), 0.0
+    for number, _ in enumerate(sys.stdin):
+        if number == 0:  # none begins before it is asked: the others wait while this one's first step is timed
+            first, _ = next(times), list(islice(times, warm - 1))
         own = median(islice(times, steps))
         print(json.dumps({"step": own, "first": first, "mib": _resident()}), flush=True)
 
