@@ -2,7 +2,7 @@
 
 import copy
 from collections import namedtuple
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from types import SimpleNamespace
 
 import pytest
@@ -229,6 +229,32 @@ def test_a_copy_of_a_tensor_of_the_batch_is_followed():
     x, y = next(iter(loader))
     with pytest.raises(ModelError, match="couples examples"):
         F.mse_loss(private(x).squeeze(1), y - copy.copy(y.float()).mean()).backward()
+
+
+@dataclass
+class Measured:
+    mean: object
+
+
+COPIES = {
+    "copied": lambda mean: copy.copy(mean),
+    "copied whole": lambda mean: copy.deepcopy(mean),
+    "in a list": lambda mean: copy.deepcopy([mean])[0],
+    "as a dict": lambda mean: asdict(Measured(mean))["mean"],
+}
+
+
+@pytest.mark.parametrize("kind", ["a tensor", "a number"])
+@pytest.mark.parametrize("name", COPIES)
+def test_copies_are_of_the_batch_after_its_backward_pass_too(name, kind):
+    _, private, optimizer, loader = private_of(nn.Linear(3, 3))
+    kept = torch.zeros(3)
+    with pytest.raises(ModelError, match="an earlier batch|taken out of the batch"):
+        for x, y in loader:
+            number = x.mean().item()
+            F.cross_entropy(private(x) + kept, y).backward()
+            kept = COPIES[name](x.mean(0) if kind == "a tensor" else number)
+            optimizer.step()
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])

@@ -1609,7 +1609,8 @@ class _Watched(Tensor):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         copied = copy.deepcopy(_ordinary(self), memo)  # torch refuses results of functions that need gradients
-        return copied if self.tape is None or self.tape.closed else self.detach().clone()
+        tape = _place(self)[0]
+        return _as_earlier(tape, copied) if tape is None or tape.closed else self.detach().clone()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _ordinary(self).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
@@ -1734,6 +1735,12 @@ class _TakenOut:
 
     __slots__ = ()
     is_of_a_batch = True
+
+    def __copy__(self) -> Any:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return self
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
