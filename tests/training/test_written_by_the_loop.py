@@ -43,6 +43,7 @@ WRITES = {
     "a buffer by its name": lambda module, x: torch.mean(x, 0, out=module.mean),
     "another buffer": lambda module, x: setattr(module, "mean", x.mean(0)),
     "a parameter": lambda module, x: module.linear.bias.data.add_(x.mean(0)),
+    "a Variable": lambda module, x: module.linear.bias.data.add_(torch.autograd.Variable(x).mean(0)),
     "an attribute in place": lambda module, x: module.shift.add_(x.mean(0)),
     "another attribute": lambda module, x: setattr(module, "shift", x.mean(0)),
     "a number": lambda module, x: setattr(module, "size", x.abs().max().item()),

@@ -1898,6 +1898,7 @@ def _leave_to_python() -> None:
     private.guard_transforms(_refuse_transform, _follow_vmap)
     private.guard_backward(_run_elsewhere)
     private.guard_makers(_refuse_made)
+    private.guard_variable(_Watched)
     private.compiler_leaves(_Watched)
     _LEFT.add(sys.modules.get(private.COMPILER))
 

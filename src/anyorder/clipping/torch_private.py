@@ -314,6 +314,21 @@ def guard_makers(refuse: Callable[[str, Any], None]) -> None:
                 setattr(module, name, _asked_of_all(make, functools.partial(refuse, prefix + name)))
 
 
+def guard_variable(kind: type[Tensor]) -> None:
+    """From here on `Variable(x)` of older loops is of this kind too if x is: `x.detach()`, which torch tells of."""
+    make = torch.autograd.Variable.__new__
+    if hasattr(make, "guarded"):
+        return
+
+    def guarded(cls: Any, data: Any = None, requires_grad: bool = False, *args: Any, **kwargs: Any) -> Any:
+        if type(data) is not kind:
+            return make(cls, data, requires_grad, *args, **kwargs)  # type: ignore[call-arg]
+        return data.detach().requires_grad_() if requires_grad else data.detach()
+
+    guarded.guarded = True  # type: ignore[attr-defined]
+    torch.autograd.Variable.__new__ = guarded  # type: ignore[method-assign,assignment]
+
+
 _SPARSE = tuple(f"sparse_{kind}_tensor" for kind in ("coo", "csr", "csc", "bsr", "bsc", "compressed"))
 _NESTED = ("nested_tensor", "as_nested_tensor", "nested_tensor_from_jagged", "masked_select")
 
