@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import BatchSampler, DataLoader, TensorDataset, default_collate
 
 import anyorder as ao
@@ -333,6 +334,33 @@ def test_hooks_on_what_a_loss_saves_are_refused():
         pytest.raises(ModelError, match="saved tensors"),
     ):
         F.mse_loss(outputs.exp().squeeze(1), y.float()).backward()
+
+
+def test_a_loss_that_torch_would_run_again_on_the_way_back_is_refused():
+    """It would read what its names stand for then: here a mean of the batch in the place of a constant."""
+    _, private, _, loader = private_of(nn.Linear(3, 3))
+    x, _ = next(iter(loader))
+    outputs, held = private(x), [torch.ones(3)]
+    with pytest.raises(ModelError, match=r"torch\.utils\.checkpoint around the loss"):
+        loss = checkpoint(lambda out: (out * held[0]).sum(1).mean(), outputs, use_reentrant=False)
+        held[0] = x.detach().mean(0)
+        loss.backward()
+
+
+def test_what_one_run_wrote_by_an_alias_is_refused_in_another_of_the_process():
+    """Two engines in turn, or one that is resumed: a constant of the second has numbers of the first's batch."""
+    constant, begun = torch.ones(3), private_of(nn.Linear(3, 3))
+    for _ in range(2):
+        _, private, _, loader = begun
+        x, y = next(iter(loader))
+        outputs = private(x)
+        if constant.equal(torch.ones(3)):
+            F.cross_entropy(outputs * constant, y).backward()
+            constant.data.copy_(x.detach().mean(0))
+            begun = private_of(nn.Linear(3, 3))
+        else:
+            with pytest.raises(ModelError, match="were written, in this run or another one of the process"):
+                F.cross_entropy(outputs * constant, y).backward()
 
 
 @pytest.mark.parametrize("batch_size", [1, 4])

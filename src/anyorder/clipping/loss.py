@@ -89,7 +89,8 @@ _OF_BATCH = Coupled(
 )
 _EARLIER = Coupled("has numbers of an earlier batch, so that its examples move the gradients of others")
 _WRITTEN = Coupled(
-    "has a tensor into which numbers of the batch were written, so that one example may move the gradients of others"
+    "has a tensor into which numbers of the batch were written, in this run or another one of the process, so that one "
+    "example may move the gradients of others"
 )
 _TAKEN_OUT = Coupled(
     "has a number that was taken out of the batch with item() or tolist(), so that one example may move the gradients "
@@ -128,8 +129,17 @@ class LossWatch:
         self.known: dict[Any, tuple[list[State], State]] = {}
         self.written: dict[int, weakref.ref[Tensor]] = {}  # by memory: into which numbers of a batch were written
         self.has_unfollowed = False  # whether a batch had what is not followed
-        self.escaped = False  # whether such numbers are in memory of which no watched tensor tells: `x.data.add_(loss)`
         self._newest: Callable[[], _Tape | None] = _nothing
+
+    @property
+    def escaped(self) -> bool:
+        """Whether such numbers are in memory of which no watched tensor tells: `x.data.add_(loss)`, in any run."""
+        return bool(_escaped)
+
+    @escaped.setter
+    def escaped(self, found: bool) -> None:
+        if found and not _escaped:
+            _escaped.append(None)
 
     def batch(self, batch: Any, rows: int, handed: Any = None) -> Any:
         """A batch as the loop gets it: its tensors write down what is done with them, and that they are of `handed`."""
@@ -364,6 +374,8 @@ class LossWatch:
         return newest, (0,)
 
 
+_escaped: list[None] = []
+"""Not empty from when numbers of a batch went where nothing tells of them, to the end of the process."""
 _ORDINARY = (Tensor, nn.Parameter, nn.Buffer)
 
 
@@ -655,8 +667,9 @@ class _Tape:
         """Run a function, and write down what it was and what its results are."""
         if private.changes_saved_tensors():
             raise ModelError(
-                "a hook on saved tensors (torch.autograd.graph.saved_tensors_hooks) sees those of all examples, and "
-                "what it gives back decides their gradients; leave the loss out of it, from model(x) to loss.backward()"
+                "a hook on saved tensors (torch.autograd.graph.saved_tensors_hooks, torch.utils.checkpoint around the "
+                "loss) sees those of all examples, and what it gives back, or runs again, decides their gradients; "
+                "leave the loss out of it, from model(x) to loss.backward(). checkpoint may stay inside of the model"
             )
         by_rules = rule is None
         writes, norm, special = _kind_of(func) if by_rules else _NO_KIND
@@ -667,7 +680,8 @@ class _Tape:
             for target in _targets(func, args, kwargs):
                 self.watch.check_target(target)
         before = None if own else written_to.detach().as_subclass(Tensor).clone()
-        self.watch.escaped |= not own and _is_shown_elsewhere(written_to)
+        if not own and _is_shown_elsewhere(written_to):
+            self.watch.escaped = True
         key: list[Any] = [func]
         given: list[tuple[Tensor, State]] = []
         self.taken_out = False

@@ -152,9 +152,12 @@ _hooks_on_saved: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_h
 
 
 def changes_saved_tensors() -> bool:
-    """Whether hooks that are not torch's own are given what autograd saves for the backward pass."""
+    """Whether hooks get what autograd saves for the backward pass, others than those of `save_on_cpu`.
+
+    Those of `checkpoint` run a function again, in the backward pass, where no subclass is asked.
+    """
     hooks = None if _hooks_on_saved is None else _hooks_on_saved(True)
-    return hooks is not None and any(not getattr(h, "__module__", "").startswith("torch.") for h in hooks)
+    return hooks is not None and any(getattr(h, "__module__", "") != _graph.__name__ for h in hooks)
 
 
 # -- references ------------------------------------------------------------------------------------------------------
