@@ -36,6 +36,67 @@ def private_of(model, batch_size=4, collate=None, rows=ROWS, **options):
     return engine, *engine.make_private(model, optimizer, DataLoader(data, batch_size, collate_fn=collate), **options)
 
 
+@torch.library.custom_op("anyorder_tests::write", mutates_args=("into",))
+def write(numbers: torch.Tensor, into: torch.Tensor) -> None:
+    into.copy_(numbers)
+
+
+WRITERS = {
+    "an operator": lambda held, x: torch.ops.aten.copy_.default(held, x.mean(0)),
+    "an operator of one's own": lambda held, x: write(x.mean(0), held),
+    "statistics": lambda held, x: torch.batch_norm_update_stats(x, held, torch.ones(3), 1.0),
+    "a running mean": lambda held, x: F.batch_norm(x, held, torch.ones(3), training=True),
+    "two results": lambda held, x: torch.max(x, 0, out=(held, torch.zeros(3, dtype=torch.long))),
+    "a list": lambda held, x: torch._foreach_lerp_([held], [x.mean(0)], 1.0),
+    "a table that is scaled": lambda held, x: F.embedding((x[:, 0] > 0).long(), held[None].T, max_norm=0.1),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_what_writes_by_another_way_makes_no_constant_of_a_batch(name):
+    _, private, optimizer, loader = private_of(nn.Linear(3, 3))
+    bank = torch.ones(3)
+    with pytest.raises(ModelError, match="couples examples"):
+        for x, y in loader:
+            F.cross_entropy(private(x) * bank, y).backward()
+            WRITERS[name](bank, x)
+            optimizer.step()
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("name", list(WRITERS)[:-1])
+def test_what_writes_by_another_way_writes_nothing_into_the_model(name, after):
+    _, private, _, loader = private_of(Scaled())
+    x, y = next(iter(loader))
+    before = private.module.linear.bias.detach().clone()
+    loss = F.cross_entropy(private(x), y)
+    if after:
+        loss.backward()
+    with pytest.raises(ModelError, match="are written into 'bias' of linear|into a list of tensors"):
+        WRITERS[name](private.module.linear.bias.data, x)
+    assert torch.equal(private.module.linear.bias, before)
+
+
+def test_a_running_mean_that_is_a_frozen_parameter_is_no_constant():
+    _, private, _, loader = private_of(nn.Linear(3, 3))
+    x, y = next(iter(loader))
+    mean = nn.Parameter(torch.zeros(3), requires_grad=False)
+    outputs = private(x)
+    F.batch_norm(x, mean, torch.ones(3), training=True)
+    with pytest.raises(ModelError, match="numbers of the batch were written"):
+        F.cross_entropy(outputs + mean, y).backward()
+
+
+def test_a_frozen_network_with_public_statistics_may_be_in_the_loss():
+    engine, private, _, loader = private_of(nn.Linear(3, 3))
+    frozen = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).eval().requires_grad_(False)
+    for x, _ in loader:
+        F.mse_loss(private(x), frozen(x)).backward()
+        private.zero_grad()
+    assert engine.training.loss_kept == "proved"
+    assert type(frozen[1].running_mean) is torch.Tensor
+
+
 WRITES = {
     "a buffer": lambda module, x: module.mean.mul_(0.9).add_(0.1 * x.mean(0)),
     "an alias of a buffer": lambda module, x: module.mean[:2].copy_(x.mean(0)[:2]),
