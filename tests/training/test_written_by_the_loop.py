@@ -3,6 +3,7 @@
 import copy
 from collections import namedtuple
 from dataclasses import asdict, dataclass
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils.data import BatchSampler, DataLoader, TensorDataset, default_collate
 
 import anyorder as ao
-from anyorder.errors import ModelError
+from anyorder.errors import ModelError, TrainingError
 
 ROWS = 8
 
@@ -109,15 +110,24 @@ WRITES = {
     "another attribute": lambda module, x: setattr(module, "shift", x.mean(0)),
     "a number": lambda module, x: setattr(module, "size", x.abs().max().item()),
     "a running mean": lambda module, x: F.batch_norm(x, module.mean, torch.ones(3), training=True),
+    "another parameter": lambda module, x: setattr(module.linear, "bias", nn.Parameter(x.mean(0))),
+    "a new parameter": lambda module, x: module.register_parameter("added", nn.Parameter(x.mean(0))),
+    "a state in its place": lambda module, x: module.load_state_dict(
+        {name: value + x.mean() for name, value in module.state_dict().items()}, assign=True
+    ),
+    "a swapped parameter": lambda module, x: torch.utils.swap_tensors(module.linear.bias, nn.Parameter(x.mean(0))),
 }
 
 
-@pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("name", WRITES)
+@pytest.mark.filterwarnings("ignore:no output depends on added")
+@pytest.mark.parametrize(
+    ("name", "after"), [*product(list(WRITES)[:-1], [False]), *product(WRITES, [True])]
+)  # torch swaps no tensor that is weakly referenced, as those of an open batch are
 def test_numbers_of_a_batch_are_not_written_into_the_model(name, after):
     """A running mean of inputs, say: all later gradients would follow from every unit so far, without noise."""
     _, private, optimizer, loader = private_of(Scaled())
-    with pytest.raises(ModelError, match="written into|put something of a batch|put into an attribute"):
+    told = "written into|put something of a batch|put into an attribute|was replaced after make_private"
+    with pytest.raises((ModelError, TrainingError), match=told):
         for x, y in loader:
             number = x.abs().max().item()
             if not after:
@@ -154,6 +164,36 @@ def test_a_number_of_the_batch_is_not_given_to_the_model():
     x, _ = next(iter(loader))
     with pytest.raises(ModelError, match=r"number that was taken out of the batch"):
         private(x, x.abs().max().item())
+
+
+@pytest.mark.parametrize("name", ["another attribute", "another buffer", "a new parameter", "another parameter"])
+def test_what_is_put_into_the_model_after_the_last_step_is_in_no_certificate(name):
+    engine, private, optimizer, loader = private_of(Scaled())
+    for x, y in loader:
+        F.cross_entropy(private(x), y).backward()
+        optimizer.step()
+    engine.certificate()
+    WRITES[name](private.module, x)
+    for told in (engine.certificate, engine.save):
+        with pytest.raises(ModelError, match="put something of a batch"):
+            told()
+
+
+@pytest.mark.parametrize("name", ["another parameter", "a swapped parameter"])
+def test_a_parameter_of_numbers_of_a_batch_is_not_stepped_on(name):
+    _, private, optimizer, loader = private_of(Scaled())
+    x, y = next(iter(loader))
+    F.cross_entropy(private(x), y).backward()
+    WRITES[name](private.module, x)
+    with pytest.raises(TrainingError, match="was replaced after make_private"):
+        optimizer.step()
+
+
+def test_a_parameter_that_is_replaced_by_public_numbers_is_refused_for_it_would_not_be_trained():
+    _, private, _, loader = private_of(Scaled())
+    private.module.load_state_dict(Scaled().state_dict(), assign=True)
+    with pytest.raises(TrainingError, match="was replaced after make_private"):
+        private(next(iter(loader))[0])
 
 
 def test_other_tensors_may_be_written():
