@@ -3,6 +3,7 @@
 import copy
 from collections import namedtuple
 from dataclasses import asdict, dataclass
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import BatchSampler, DataLoader, TensorDataset, default_collate
 
 import anyorder as ao
-from anyorder.errors import ModelError
+from anyorder.errors import ModelError, TrainingError
 
 ROWS = 8
 
@@ -37,6 +38,67 @@ def private_of(model, batch_size=4, collate=None, rows=ROWS, **options):
     return engine, *engine.make_private(model, optimizer, DataLoader(data, batch_size, collate_fn=collate), **options)
 
 
+@torch.library.custom_op("anyorder_tests::write", mutates_args=("into",))
+def write(numbers: torch.Tensor, into: torch.Tensor) -> None:
+    into.copy_(numbers)
+
+
+WRITERS = {
+    "an operator": lambda held, x: torch.ops.aten.copy_.default(held, x.mean(0)),
+    "an operator of one's own": lambda held, x: write(x.mean(0), held),
+    "statistics": lambda held, x: torch.batch_norm_update_stats(x, held, torch.ones(3), 1.0),
+    "a running mean": lambda held, x: F.batch_norm(x, held, torch.ones(3), training=True),
+    "two results": lambda held, x: torch.max(x, 0, out=(held, torch.zeros(3, dtype=torch.long))),
+    "a list": lambda held, x: torch._foreach_lerp_([held], [x.mean(0)], 1.0),
+    "a table that is scaled": lambda held, x: F.embedding((x[:, 0] > 0).long(), held[None].T, max_norm=0.1),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_what_writes_by_another_way_makes_no_constant_of_a_batch(name):
+    _, private, optimizer, loader = private_of(nn.Linear(3, 3))
+    bank = torch.ones(3)
+    with pytest.raises(ModelError, match="couples examples"):
+        for x, y in loader:
+            F.cross_entropy(private(x) * bank, y).backward()
+            WRITERS[name](bank, x)
+            optimizer.step()
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("name", list(WRITERS)[:-1])
+def test_what_writes_by_another_way_writes_nothing_into_the_model(name, after):
+    _, private, _, loader = private_of(Scaled())
+    x, y = next(iter(loader))
+    before = private.module.linear.bias.detach().clone()
+    loss = F.cross_entropy(private(x), y)
+    if after:
+        loss.backward()
+    with pytest.raises(ModelError, match="are written into 'bias' of linear|into a list of tensors"):
+        WRITERS[name](private.module.linear.bias.data, x)
+    assert torch.equal(private.module.linear.bias, before)
+
+
+def test_a_running_mean_that_is_a_frozen_parameter_is_no_constant():
+    _, private, _, loader = private_of(nn.Linear(3, 3))
+    x, y = next(iter(loader))
+    mean = nn.Parameter(torch.zeros(3), requires_grad=False)
+    outputs = private(x)
+    F.batch_norm(x, mean, torch.ones(3), training=True)
+    with pytest.raises(ModelError, match="numbers of the batch were written"):
+        F.cross_entropy(outputs + mean, y).backward()
+
+
+def test_a_frozen_network_with_public_statistics_may_be_in_the_loss():
+    engine, private, _, loader = private_of(nn.Linear(3, 3))
+    frozen = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).eval().requires_grad_(False)
+    for x, _ in loader:
+        F.mse_loss(private(x), frozen(x)).backward()
+        private.zero_grad()
+    assert engine.training.loss_kept == "proved"
+    assert type(frozen[1].running_mean) is torch.Tensor
+
+
 WRITES = {
     "a buffer": lambda module, x: module.mean.mul_(0.9).add_(0.1 * x.mean(0)),
     "an alias of a buffer": lambda module, x: module.mean[:2].copy_(x.mean(0)[:2]),
@@ -49,15 +111,24 @@ WRITES = {
     "another attribute": lambda module, x: setattr(module, "shift", x.mean(0)),
     "a number": lambda module, x: setattr(module, "size", x.abs().max().item()),
     "a running mean": lambda module, x: F.batch_norm(x, module.mean, torch.ones(3), training=True),
+    "another parameter": lambda module, x: setattr(module.linear, "bias", nn.Parameter(x.mean(0))),
+    "a new parameter": lambda module, x: module.register_parameter("added", nn.Parameter(x.mean(0))),
+    "a state in its place": lambda module, x: module.load_state_dict(
+        {name: value + x.mean() for name, value in module.state_dict().items()}, assign=True
+    ),
+    "a swapped parameter": lambda module, x: torch.utils.swap_tensors(module.linear.bias, nn.Parameter(x.mean(0))),
 }
 
 
-@pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("name", WRITES)
+@pytest.mark.filterwarnings("ignore:no output depends on added")
+@pytest.mark.parametrize(
+    ("name", "after"), [*product(list(WRITES)[:-1], [False]), *product(WRITES, [True])]
+)  # torch swaps no tensor that is weakly referenced, as those of an open batch are
 def test_numbers_of_a_batch_are_not_written_into_the_model(name, after):
     """A running mean of inputs, say: all later gradients would follow from every unit so far, without noise."""
     _, private, optimizer, loader = private_of(Scaled())
-    with pytest.raises(ModelError, match="written into|put something of a batch|put into an attribute"):
+    told = "written into|put something of a batch|put into an attribute|was replaced after make_private"
+    with pytest.raises((ModelError, TrainingError), match=told):
         for x, y in loader:
             number = x.abs().max().item()
             if not after:
@@ -94,6 +165,36 @@ def test_a_number_of_the_batch_is_not_given_to_the_model():
     x, _ = next(iter(loader))
     with pytest.raises(ModelError, match=r"number that was taken out of the batch"):
         private(x, x.abs().max().item())
+
+
+@pytest.mark.parametrize("name", ["another attribute", "another buffer", "a new parameter", "another parameter"])
+def test_what_is_put_into_the_model_after_the_last_step_is_in_no_certificate(name):
+    engine, private, optimizer, loader = private_of(Scaled())
+    for x, y in loader:
+        F.cross_entropy(private(x), y).backward()
+        optimizer.step()
+    engine.certificate()
+    WRITES[name](private.module, x)
+    for told in (engine.certificate, engine.save):
+        with pytest.raises(ModelError, match="put something of a batch"):
+            told()
+
+
+@pytest.mark.parametrize("name", ["another parameter", "a swapped parameter"])
+def test_a_parameter_of_numbers_of_a_batch_is_not_stepped_on(name):
+    _, private, optimizer, loader = private_of(Scaled())
+    x, y = next(iter(loader))
+    F.cross_entropy(private(x), y).backward()
+    WRITES[name](private.module, x)
+    with pytest.raises(TrainingError, match="was replaced after make_private"):
+        optimizer.step()
+
+
+def test_a_parameter_that_is_replaced_by_public_numbers_is_refused_for_it_would_not_be_trained():
+    _, private, _, loader = private_of(Scaled())
+    private.module.load_state_dict(Scaled().state_dict(), assign=True)
+    with pytest.raises(TrainingError, match="was replaced after make_private"):
+        private(next(iter(loader))[0])
 
 
 def test_other_tensors_may_be_written():

@@ -191,14 +191,14 @@ def check_nothing_kept(module: nn.Module, of: str = "the model") -> None:
 
 
 def check_nothing_of_loop(module: nn.Module) -> None:
-    """Refuse a module that has tensors of the loop, where its forward did not come to an end."""
+    """Refuse a module that has tensors of the loop, where its forward did not come to an end, or is not run again."""
     for name, part in module.named_modules():
         for attribute, value in vars(part).items():
             _check_not_of_loop(value, name or "the model itself", part, attribute)
 
 
 def _check_not_of_loop(value: Any, name: str, part: nn.Module, attribute: str) -> None:
-    if is_of_loop(value) or (attribute == "_buffers" and any(map(is_of_loop, value.values()))):
+    if is_of_loop(value) or (attribute in ("_buffers", "_parameters") and any(map(is_of_loop, value.values()))):
         raise ModelError(
             f"the loop put something of a batch into {name} ({type(part).__name__}), as {attribute.removeprefix('_')}: "
             "every example would see what all have in it. Normalise by public numbers, and keep what is measured of "

@@ -279,9 +279,8 @@ class LossWatch:
         Raises: ModelError for a tensor that shows memory of a parameter, a buffer or an attribute of its modules, and
             for a parameter that another network trains.
         """
-        for one in written if isinstance(written, (list, tuple)) else [written]:  # as an optimizer writes
-            if type(one) is nn.Parameter and one.requires_grad and id(one) not in self.parameters:
-                raise _trains_others()
+        if type(written) is nn.Parameter and written.requires_grad and id(written) not in self.parameters:
+            raise _trains_others()
         if self.model is None or not isinstance(written, Tensor) or written.layout is not torch.strided:
             return
         own, start = {type(written), *_ORDINARY}, _start(written)
@@ -676,8 +675,10 @@ class _Tape:
         function = (special(self, func, args, kwargs) or func) if special is not None else func
         written_to: Any = _target(func, args) if writes else None
         own = written_to is None or (type(written_to) is _Watched and _place(written_to)[0] is self)
+        targets: Any = ()
         if writes or norm or (kwargs and kwargs.get("out") is not None):
-            for target in _targets(func, args, kwargs):
+            targets = _targets(func, args, kwargs)
+            for target in targets:
                 self.watch.check_target(target)
         before = None if own else written_to.detach().as_subclass(Tensor).clone()
         if not own and _is_shown_elsewhere(written_to):
@@ -719,8 +720,8 @@ class _Tape:
             self._write(written_to, written)
         if norm or private.versions(tensors) != versions:
             for (tensor, _), version in zip(given, versions, strict=True):
-                silent = tensor.dim() == 1 and type(tensor) is Tensor and norm
-                if tensor is not written_to and (silent or private.version(tensor) != version):  # running means: none
+                silent = any(map(is_, repeat(tensor), targets))  # running means have no versions
+                if tensor is not written_to and (silent or private.version(tensor) != version):
                     self._also_written(tensor, states[0] if args and tensor is args[0] and states else _NOT_FOLLOWED)
         is_new = type(result) is Tensor and by_rules and _makes_new(func) and not any(map(is_, repeat(result), tensors))
         shown, numbers = self._shown(result, states, is_new)
@@ -761,6 +762,7 @@ class _Tape:
             self._write(tensor, state)
         else:
             self.watch.escaped |= _is_shown_elsewhere(tensor)
+            self.watch.check_target(tensor)
             self._adopt(tensor, _NOT_FOLLOWED)
 
     def _interpret(
@@ -1541,7 +1543,7 @@ _LOOKS = (F.gaussian_nll_loss, F.one_hot)
 def _kind_of(func: Any) -> tuple[bool, bool, Any]:
     """Whether a function writes its first argument, may write others, and what gives it another form."""
     name = getattr(func, "__name__", "")
-    return _writes(func), "norm" in name or name == "__set__", _SPECIAL.get(func)
+    return _writes(func), "norm" in name or name == "__set__" or bool(private.written_by(func)), _SPECIAL.get(func)
 
 
 _NO_KIND = False, False, None
@@ -1562,7 +1564,7 @@ _SPLITS = (torch.tensor_split, Tensor.tensor_split)
 
 @functools.cache
 def _writes(func: Any) -> bool:
-    name = getattr(func, "__name__", "")
+    name = getattr(func, "__name__", "").partition(".")[0]  # torch.ops.aten.copy_.default is "copy_.default"
     if name.startswith("__"):
         others = ("__int__", "__index__", "__invert__", "__iter__")
         return name == "__setitem__" or (name.startswith("__i") and name not in others)
@@ -1580,14 +1582,21 @@ def _target(func: Any, args: Any) -> Tensor:
 
 
 def _targets(func: Any, args: Any, kwargs: Any) -> list[Any]:
-    """The tensors, not watched, into which a function writes: its first argument, `out=`, running means."""
+    """The tensors, not watched, into which a function writes, in lists too: its first argument, `out=`, running means,
+    of which no version tells, and what the schema of an operator says.
+    """
     name = getattr(func, "__name__", "")
     found = [*args[:1]] if _writes(func) or name == "__set__" else []
     if kwargs.get("out") is not None:
         found.append(kwargs["out"])
-    if "norm" in name and any(value is True for value in (*args, *kwargs.values())):  # as in training
+    for place, argument in private.written_by(func):
+        found += [args[place]] if place < len(args) else [kwargs.get(argument)]
+    trains = "_stats" in name or any(value is True for value in (*args, *kwargs.values()))
+    if func is F.instance_norm or (func is F.batch_norm and trains):
+        found += [*args[1:3], *map(kwargs.get, ("running_mean", "running_var"))]
+    elif "norm" in name and trains:
         found += [one for one in (*args[1:], *kwargs.values()) if isinstance(one, Tensor) and one.dim() == 1]
-    return [one for one in found if type(one) is not _Watched]
+    return [one for one in pytree.tree_leaves(found) if isinstance(one, Tensor) and type(one) is not _Watched]
 
 
 def _on_copy(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -1864,16 +1873,25 @@ def _of_earlier(tape: _Tape | None, func: Any, args: Any, kwargs: Any) -> Any:
             _check_trains_nothing(tape, leaves)
         return func(*unwatched(args), **unwatched(kwargs))  # type: ignore[no-untyped-call]
 
-    sets = getattr(func, "__name__", "") == "__set__" and isinstance(args[1], Tensor)
-    written = [*args[:1]] if sets or _writes(func) else [kwargs["out"]] if kwargs.get("out") is not None else []
-    outside = [one for one in written if type(one) is not _Watched]
-    if tape is not None:
-        for target in _targets(func, args, kwargs):
+    sets = getattr(func, "__name__", "") == "__set__"
+    written = _targets(func, args, kwargs)
+    if tape is not None and written:
+        for target in written:
             tape.watch.check_target(target)
-    if outside and tape is not None:
-        tape.watch.escaped |= sets or any(map(_is_shown_elsewhere, outside))
+        tape.watch.escaped |= sets or any(map(_is_shown_elsewhere, written))
+    leaves = pytree.tree_leaves((args, kwargs))
+    others = [one for one in leaves if isinstance(one, Tensor) and type(one) is not _Watched]
+    versions = private.versions(others)
     result = func(*args, **kwargs)
-    for one in [one for tensor in outside if isinstance(tensor, Tensor) for one in (tensor, tensor._base)]:
+    if others and private.versions(others) != versions:  # some is written, also by what does not say so
+        moved = [one for one, before in zip(others, versions, strict=True) if private.version(one) != before]
+        unsaid = [one for one in moved if not any(map(is_, repeat(one), written))]
+        if tape is not None:
+            tape.watch.escaped |= any(map(_is_shown_elsewhere, unsaid))
+            for target in unsaid:
+                tape.watch.check_target(target)
+        written += unsaid
+    for one in [one for tensor in written for one in (tensor, tensor._base)]:
         if type(one) is Tensor:
             one.__class__ = _Watched
             one.tape = tape  # type: ignore[attr-defined]

@@ -111,6 +111,20 @@ def tells_of_a_write(error: RuntimeError) -> bool:
     return any(map(str(error).__contains__, ("modified by an inplace operation", "has been modified inplace")))
 
 
+check_names(torch._ops, ("OpOverload", "OpOverloadPacket"), torch)
+
+
+@functools.cache
+def written_by(function: Any) -> frozenset[tuple[int, str]]:
+    """The places and names of the arguments that an operator of torch.ops says it writes; none of other functions."""
+    operators: Any = torch._ops
+    if isinstance(function, operators.OpOverloadPacket):
+        return frozenset().union(*(written_by(getattr(function, name)) for name in function.overloads()))
+    if not isinstance(function, operators.OpOverload):
+        return frozenset()
+    return frozenset((i, one.name) for i, one in enumerate(function._schema.arguments) if one.is_write)
+
+
 # -- functions and modes ---------------------------------------------------------------------------------------------
 
 check_names(
@@ -325,11 +339,11 @@ def guard_variable(kind: type[Tensor]) -> None:
 
     def guarded(cls: Any, data: Any = None, requires_grad: bool = False, *args: Any, **kwargs: Any) -> Any:
         if type(data) is not kind:
-            return make(cls, data, requires_grad, *args, **kwargs)  # type: ignore[call-arg]
+            return make(cls, data, requires_grad, *args, **kwargs)
         return data.detach().requires_grad_() if requires_grad else data.detach()
 
     guarded.guarded = True  # type: ignore[attr-defined]
-    torch.autograd.Variable.__new__ = guarded  # type: ignore[method-assign,assignment]
+    torch.autograd.Variable.__new__ = guarded  # type: ignore[method-assign]
 
 
 _SPARSE = tuple(f"sparse_{kind}_tensor" for kind in ("coo", "csr", "csc", "bsr", "bsc", "compressed"))

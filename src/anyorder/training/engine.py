@@ -14,13 +14,14 @@ group of ranks, shards, a sharded model, tables, the count of a clip norm that m
 """
 
 import functools
+import itertools
 import random
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from operator import attrgetter
+from operator import attrgetter, is_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, assert_never, cast
 from weakref import WeakKeyDictionary, WeakSet
@@ -36,6 +37,7 @@ from torch.utils.data import DistributedSampler, IterableDataset
 from anyorder import checks
 from anyorder.clipping import make_clipping
 from anyorder.clipping.clip_rules import Cut, Rule
+from anyorder.clipping.coupling import check_nothing_of_loop
 from anyorder.clipping.loss import LossWatch, own_memory, released, unwatched
 from anyorder.clipping.mapping import reparametrized
 from anyorder.clipping.norms import UnitMap, accumulator_dtype
@@ -733,7 +735,11 @@ class Training:
 
     @property
     def isolation(self) -> Isolation:
-        """How units are kept apart in the steps so far, for the certificate."""
+        """How units are kept apart in the steps so far, for the certificate.
+
+        Raises: ModelError where the loop put something of a batch into the model, perhaps after the last step.
+        """
+        check_nothing_of_loop(self._model)
         found = self._isolation()
         return replace(found, loss=EITHER) if found.loss == CONSTRUCTED else found
 
@@ -769,6 +775,7 @@ class Training:
         self.release.save_all(place, front_end, extra)
 
     def _check_save(self) -> None:
+        check_nothing_of_loop(self._model)
         self.release.check_save()
         if self._waiting.batches:
             raise CheckpointError("save between steps: a batch waits for optimizer.step()")
@@ -1124,6 +1131,8 @@ class BoundParameters:
         self._known = {id(p) for p in self.named.values()}
         self.left_out = {name: p for name, p in trainable.items() if id(p) not in held}
         self._others = [p for p in model.parameters() if id(p) not in self._known]  # frozen before, or left out
+        self._places = [(part._parameters, name) for part in model.modules() for name in part._parameters]
+        self._held = [own[name] for own, name in self._places]
         self._written: dict[int, tuple[Any, int]] = {}  # by the parameters' ids
         for p in self.left_out.values():
             p.requires_grad_(False)
@@ -1154,7 +1163,17 @@ class BoundParameters:
             )
 
     def check(self) -> None:
-        """Raise TrainingError if a parameter was frozen since, or one that is left out is trained after all."""
+        """Raise TrainingError if a parameter was frozen since, or one that is left out is trained after all, or another
+        stands in its place: that would not be trained, and may have numbers of a batch.
+        """
+        same = all(map(is_, itertools.starmap(dict.get, self._places), self._held))
+        if not same or any(getattr(kind, "is_of_a_batch", False) for kind in set(map(type, self._held))):
+            raise TrainingError(
+                "a parameter of the model was replaced after make_private (module.bias = nn.Parameter(..), "
+                "load_state_dict(.., assign=True), swap_tensors): the optimizer does not have the new one, and numbers "
+                "of a batch in it would be told without noise. Load without assign=True, and make a new head, from "
+                "public numbers, before make_private"
+            )
         if not all(map(_IS_TRAINED, self.named.values())):
             raise TrainingError("a parameter was frozen after make_private; freeze before it, so that noise fits")
         if any(map(_IS_TRAINED, self._others)):
