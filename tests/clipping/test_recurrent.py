@@ -267,7 +267,7 @@ def test_refusals():
             run_recurrent(module, given_input, state, Records())
     with pytest.raises(RuntimeError, match="Expected hidden"):
         run_recurrent(lstm, x, (torch.zeros(1, 3, 4), torch.zeros(1, 2, 4)), Records())
-    with pytest.raises(ValueError, match="dtype"):
+    with pytest.raises(ValueError, match="type"):
         run_recurrent(lstm, x.double(), None, Records())
 
 

@@ -66,6 +66,10 @@ def cannot_hold(estimator):
             return CANNOT_HOLD
 
 
+@pytest.mark.skipif(
+    tuple(map(int, sklearn.__version__.split(".")[:2])) < (1, 8),
+    reason="what cannot hold is written down for the checks of scikit-learn 1.8, which have other data",
+)
 @pytest.mark.parametrize("estimator", ESTIMATORS, ids=lambda one: type(one).__name__)
 def test_conventions(estimator):
     """What is said to fail must fail, or it is said no more."""

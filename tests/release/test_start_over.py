@@ -337,7 +337,7 @@ def test_two_ranks(tmp_path):
     def said(word):
         done = processes.run_on_two_ranks("-W", "ignore", "-c", RANKS, tmp_path, word)
         assert done.returncode == 0, done.stderr
-        first, second = sorted(re.findall(r"\[(.*)\]", done.stdout))
+        first, second = sorted(re.findall(r"\[(\d.*)\]", done.stdout))
         assert (first[0], second[0]) == ("0", "1")
         assert first[1:] == second[1:]
         return first[2:]

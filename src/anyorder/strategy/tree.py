@@ -407,7 +407,7 @@ class Tree(Combination):
             a = np.float32(variance(j + 1, 2 << j))
             kept = state[-1 - j]
             noise -= kept
-            new = row(self._offsets[block] + node(i, j + 1)) * a + (kept + new) * (1 - a)
+            new = row(self._offsets[block] + node(i, j + 1)) * a + (kept + new) * (np.float32(1) - a)
         noise += new
         return noise, (*state[: len(state) - level], new)
 
