@@ -463,6 +463,20 @@ def own_function_before(private, fake, x, looks):
     return private(Scaled.apply(fake, x)).mean()
 
 
+def alias_of_a_constant(private, fake, x, looks):
+    constant = torch.ones(())
+    loss = (private(fake) * constant).mean()
+    constant.data.copy_(x.mean())
+    return loss
+
+
+def data_of_an_output(private, fake, x, looks):
+    outputs = private(fake)
+    loss = (outputs * outputs).mean()
+    outputs.data.copy_(x[:, : outputs.shape[1]])
+    return loss
+
+
 def without(private, x):
     with torch.no_grad():
         private(x)
@@ -502,6 +516,7 @@ WAYS = [
     (kept_by_a_hook, backward, without),
     *((f, backward, evaluated) for f in (kept_by_a_hook, kept_as_weight)),
     *((f, backward, without) for f in (by_a_part, of_the_batch_alone)),
+    *((f, g, without) for f in (alias_of_a_constant, data_of_an_output) for g in (backward, grad)),
     *((f, backward, without) for f in (kept_as_attribute, kept_and_public, own_function_before)),
     *((score, g, without) for g in (of_the_batch, several, grad_of_the_batch)),
 ]

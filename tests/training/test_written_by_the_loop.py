@@ -2,19 +2,21 @@
 
 import copy
 from collections import namedtuple
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from itertools import product
 from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import BatchSampler, DataLoader, TensorDataset, default_collate
 
 import anyorder as ao
-from anyorder.errors import ModelError, TrainingError
+from anyorder.errors import LoaderError, ModelError, TrainingError
 
 ROWS = 8
 
@@ -278,6 +280,32 @@ def test_batches_that_are_objects_are_followed(kind):
     assert engine.training.loss_kept == "proved"
 
 
+@dataclass
+class WithNumber(Named):
+    temperature: float = 2.0
+
+
+@pytest.mark.parametrize("value", [2.0, 3.0])
+def test_a_number_of_a_batch_is_the_default_of_its_class(value):
+    _, private, _, loader = private_of(
+        nn.Linear(3, 3), collate=lambda rows: WithNumber(*default_collate(rows), temperature=value)
+    )
+    with nullcontext() if value == 2 else pytest.raises(LoaderError, match="the default of a field"):
+        batch = next(iter(loader))
+        F.cross_entropy(private(batch.x) / batch.temperature, batch.y).backward()
+
+
+class Leaves(Held):
+    def __del__(self):
+        SHARED.append(self.x)
+
+
+def test_a_batch_of_a_class_that_runs_code_when_it_goes_is_refused():
+    """It could keep what rows have together, of the batch before anybody watches it."""
+    with pytest.raises(LoaderError, match="without __del__"):
+        next(iter(private_of(nn.Linear(3, 3), collate=lambda rows: Leaves(*default_collate(rows)))[3]))
+
+
 class Listed(list):
     pass
 
@@ -462,6 +490,100 @@ def test_what_one_run_wrote_by_an_alias_is_refused_in_another_of_the_process():
         else:
             with pytest.raises(ModelError, match="were written, in this run or another one of the process"):
                 F.cross_entropy(outputs * constant, y).backward()
+
+
+def test_a_hook_on_the_graph_adds_nothing_to_a_batch_of_one_row():
+    """By which numbers of an earlier batch come, past the loss: the row runs again without them."""
+    found = []
+    for value in (0.0, 9.0):
+        torch.manual_seed(0)
+        _, private, optimizer, loader = private_of(nn.Linear(3, 3), 1)
+        optimizer.param_groups[0]["lr"], bank = 0.0, None
+        for step, (x, y) in enumerate(loader):
+            if step == 0:
+                x = x + value
+            outputs = private(x) * 1
+            if bank is not None:
+                outputs.grad_fn.register_hook(lambda inner, outer, bank=bank: (inner[0] + bank, *inner[1:]))
+            F.cross_entropy(outputs, y).backward()
+            bank = x.detach() if step == 0 else None
+            optimizer.step()
+            if step == 1:
+                break
+        found.append(private.module.weight.grad.clone())
+    assert torch.equal(*found)
+
+
+def gathered(x):
+    dist.all_gather(rows := [torch.zeros(x.shape)], x)
+    return rows[0]
+
+
+def gathered_by_one(x):
+    dist.gather(x, rows := [torch.zeros(x.shape)])
+    return rows[0]
+
+
+def gathered_objects(x):
+    dist.all_gather_object(objects := [None], {"x": x})
+    return objects[0]["x"]
+
+
+@pytest.fixture
+def one_process(tmp_path):
+    def begin():
+        dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+
+    yield begin
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("gather", [gathered, gathered_by_one, gathered_objects])
+def test_what_processes_gather_of_a_batch_is_no_constant(gather, after, one_process):
+    """Negatives that are other examples of the batch, and a queue of earlier ones."""
+    _, private, optimizer, loader = private_of(nn.Linear(3, 3))
+    one_process()
+    center = torch.zeros(3)
+    with pytest.raises(ModelError, match="earlier batch|were written" if after else "before its backward pass"):
+        for x, _ in loader:
+            outputs = private(x)
+            center = center if after else gather(outputs.detach().contiguous()).mean(0)
+            (outputs - center).square().mean().backward()
+            center = gather(x.detach().contiguous()).mean(0)
+            optimizer.step()
+
+
+def test_losses_of_processes_are_added_up_after_the_backward_pass(one_process):
+    engine, private, optimizer, loader = private_of(nn.Linear(3, 3))
+    one_process()
+    constant, total = torch.ones(3), torch.zeros(())
+    for x, y in loader:
+        loss = F.cross_entropy(private(x) * constant, y)
+        loss.backward()
+        total += loss.detach()
+        dist.all_reduce(total)
+        gathered_by_one(x)
+        optimizer.step()
+    assert engine.training.loss_kept == "proved"
+
+
+def test_metrics_by_a_sparse_tensor_or_vmap_after_the_backward_pass_leave_constants_alone():
+    engine, private, optimizer, loader = private_of(nn.Linear(3, 3))
+    constant = torch.ones(3)
+    for x, y in loader:
+        outputs = private(x)
+        F.cross_entropy(outputs * constant, y).backward()
+        optimizer.step()
+        places = torch.stack([y, outputs.argmax(1)])
+        confusion = torch.sparse_coo_tensor(places, torch.ones(len(y)), (3, 3), check_invariants=True).to_dense()
+        means = torch.func.vmap(torch.mean, in_dims=1)(outputs.detach())
+        assert (float(confusion.sum()), means.shape) == (4.0, (3,))
+    assert engine.training.loss_kept == "proved"
+    for made in (confusion.sum(), means.sum()):
+        _, private, _, loader = private_of(nn.Linear(3, 3))
+        with pytest.raises(ModelError, match="earlier batch"):
+            (private(next(iter(loader))[0]) * made).mean().backward()
 
 
 @pytest.mark.parametrize("batch_size", [1, 4])

@@ -932,7 +932,7 @@ class _Tape:
         state = self.states[number]
         if self.watch.escaped and any(_reads_besides(call) for call in self._needed(number)[0]):  # perhaps since then
             raise ModelError(f"the loss couples examples: it {_WRITTEN.why}; {_CURE}")
-        alone = self.sizes == [1] and not (self.foreign or self.of_numbers or self.of_written)
+        alone = self.sizes == [1] and not (self.foreign or self.of_numbers or self.of_written or self.exposed)
         if alone and state is not _NOT_FOLLOWED:  # one row couples nothing
             return "proved"
         if gradient is not None:
@@ -1180,7 +1180,8 @@ _ids = itertools.count()
 def _needs_gradients() -> ModelError:
     return ModelError(
         "the tensors given to the model must not require gradients: what came before the model would get a gradient "
-        "that is not private. Detach them, or put those layers into the model; networks of one make_private may be "
+        "that is not private. Detach them, or put those layers into the model. A generator's may, unless numbers of a "
+        "batch were written into an alias in this process (t.data.add_(loss)); networks of one make_private may be "
         "given one another's outputs, and what is made of them row by row. For a gradient penalty take "
         "torch.func.grad inside of forward"
     )
@@ -1284,7 +1285,7 @@ class _Generated(Tensor):
         place, name = (0, "gradient") if func is Tensor.backward else (1, "grad_outputs")
         given = rest[place] if len(rest) > place else kwargs.get(name)
         others = pytree.tree_leaves((rest, kwargs))
-        if given is not None or any(type(one) is _Generated for one in others):
+        if given is not None or _escaped or any(type(one) is _Generated for one in others):
             raise _not_free()
         _free.append(func)
         try:  # not without subclasses: what hooks do with numbers of a batch is to be seen
@@ -1901,7 +1902,10 @@ def _of_earlier(tape: _Tape | None, func: Any, args: Any, kwargs: Any) -> Any:
 def _as_earlier(tape: _Tape | None, tensor: Any) -> Any:
     """A tensor, watched as one of a batch whose backward pass has run."""
     if type(tensor) is not _Watched:
-        tensor = tensor.as_subclass(_Watched)
+        if tensor.layout is torch.strided:
+            tensor = tensor.as_subclass(_Watched)
+        else:  # torch makes no other object of one
+            tensor.__class__ = _Watched
         tensor.tape = tape
     return tensor
 
@@ -1929,7 +1933,7 @@ def _leave_to_python() -> None:
     """
     private.guard_transforms(_refuse_transform, _follow_vmap)
     private.guard_backward(_run_elsewhere)
-    private.guard_makers(_refuse_made)
+    private.guard_makers(_run_unseen)
     private.guard_variable(_Watched)
     private.compiler_leaves(_Watched)
     _LEFT.add(sys.modules.get(private.COMPILER))
@@ -2030,18 +2034,35 @@ def _run_elsewhere(run: Callable[[], Any], gradients: Any) -> Any:
         _elsewhere.pop()
 
 
-def _refuse_made(name: str, given: Any) -> None:
-    """Raises: ModelError for watched tensors of which a function that torch lets nobody follow would make another."""
-    for tensor in _flat(given):
-        tape = _place(tensor)[0] if type(tensor) is _Watched else None
-        if type(tensor) is _Watched and (tape is None or not tape.closed):
-            raise ModelError(
-                f"torch.{name} was given a tensor of the batch, and what it makes is not followed, so that one example "
-                "may move the gradients of others; call it in the data set or in collate_fn, or inside of the model's "
-                "forward"
-            )
-        if tape is not None:  # of an earlier batch, which may be looked at
-            tape.watch.escaped = True
+def _run_unseen(name: str, run: Callable[[], Any], given: Any) -> Any:
+    """What a function makes of tensors, or sends to other processes, that torch lets nobody follow.
+
+    Of an earlier batch, which may be looked at, what comes of it is known to be of it too.
+    Raises: ModelError for tensors of a batch whose backward pass has not run.
+    """
+    tensors = [leaf for leaf in _flat(given) if isinstance(leaf, Tensor)]
+    tapes = [_place(tensor)[0] for tensor in tensors if type(tensor) is _Watched]
+    if not tapes:
+        return run()
+    talks = name.startswith(private.TALK)
+    if any(not talks if tape is None else not tape.closed for tape in tapes):
+        raise ModelError(
+            "torch.distributed was given a tensor of the batch before its backward pass: what other processes get, or "
+            "this one, is of all examples and is not followed, so that one example may move the gradients of others. "
+            "Gather losses and metrics after loss.backward(); the engine adds up the gradients of all processes"
+            if talks
+            else f"torch.{name} was given a tensor of the batch, and what it makes is not followed, so that one "
+            "example may move the gradients of others; call it in the data set or in collate_fn, or inside of the "
+            "model's forward"
+        )
+    outside = [tensor for tensor in tensors if talks and type(tensor) is not _Watched]
+    unseen = "object" in name or any(map(_is_shown_elsewhere, outside))
+    made = run()
+    for one in (one for tensor in outside for one in (tensor, tensor._base) if type(one) is Tensor):
+        one.__class__, one.tape = _Watched, tapes[0]  # type: ignore[attr-defined]
+    if unseen or (isinstance(made, Tensor) and made.is_nested):
+        _escaped.append(None)
+    return _as_earlier(tapes[0], made) if isinstance(made, Tensor) and not made.is_nested else made
 
 
 # -- a loss of one example at a time ---------------------------------------------------------------------------------
@@ -2138,12 +2159,13 @@ class _Again:
 
 def _follow_vmap(run: Any, in_dims: Any, out_dims: Any, args: Any, kwargs: Any) -> Any:
     """Run what a loss gives to vmap: proved where all of it is mapped along the rows; else as it is, and refused."""
-    if not _given_alone and out_dims == 0 and in_dims in (0, (0,) * len(args)):
+    if not _given_alone:
         with private.WithoutSubclasses():
             tape = _tape_of(pytree.tree_leaves(args), _NO_NAMES)
         if tape is not None and tape.closed:
             return pytree.tree_map_only(Tensor, functools.partial(_as_earlier, tape), run(*unwatched(args), **kwargs))
-        watch = tape.watch if tape is not None and not tape.closed and tape.followed_data else None
+        along_rows = out_dims == 0 and in_dims in (0, (0,) * len(args))
+        watch = tape.watch if tape is not None and along_rows and tape.followed_data else None
         if watch is not None and not watch.escaped and not watch.written:  # what it reads besides is public
             return _one_at_a_time(run, args, kwargs, tape, _along_rows)
     return run(*args, **kwargs)

@@ -322,13 +322,26 @@ def guard_backward(run_elsewhere: Callable[[Callable[[], Any], Any], Any]) -> No
     _graph._engine_run_backward = _autograd._engine_run_backward = guarded
 
 
-def guard_makers(refuse: Callable[[str, Any], None]) -> None:
-    """From here on `refuse(name, (args, kwargs))` is asked before torch makes tensors of others past everybody."""
-    for module, prefix, names in ((torch, "", _SPARSE), (torch.nested, "nested.", _NESTED)):
+def guard_makers(run: Callable[[str, Callable[[], Any], Any], Any]) -> None:
+    """From here on `run(name, make, (args, kwargs))` runs what makes tensors of others past everybody.
+
+    Of `torch.distributed` these are the methods of all process groups, whatever name a loop has of what calls them.
+    """
+    places: list[tuple[Any, str, Iterable[str]]] = [(torch, "", _SPARSE), (torch.nested, "nested.", _NESTED)]
+    if torch.distributed.is_available():
+        talk: Any = torch.distributed.distributed_c10d
+        methods = [name for name in dir(talk.ProcessGroup) if name.startswith(_TALKS)]
+        places += [(talk.ProcessGroup, TALK, methods), (talk, TALK, ["_object_to_tensor"])]
+        check_names(talk, ("_object_to_tensor",), torch)
+    for owner, prefix, names in places:
         for name in names:
-            make = getattr(module, name, None)
+            make = getattr(owner, name, None)
             if make is not None and not hasattr(make, "guarded"):
-                setattr(module, name, _asked_of_all(make, functools.partial(refuse, prefix + name)))
+                setattr(owner, name, _run_by(make, functools.partial(run, prefix + name)))
+
+
+TALK = "distributed."
+_TALKS = ("all", "_allgather", "broadcast", "gather", "recv", "reduce", "_reduce", "scatter", "send")
 
 
 def guard_variable(kind: type[Tensor]) -> None:
@@ -350,11 +363,10 @@ _SPARSE = tuple(f"sparse_{kind}_tensor" for kind in ("coo", "csr", "csc", "bsr",
 _NESTED = ("nested_tensor", "as_nested_tensor", "nested_tensor_from_jagged", "masked_select")
 
 
-def _asked_of_all(make: Callable[..., Any], refuse: Callable[[Any], None]) -> Callable[..., Any]:
+def _run_by(make: Callable[..., Any], run: Callable[[Callable[[], Any], Any], Any]) -> Callable[..., Any]:
     @functools.wraps(make)
     def guarded(*args: Any, **kwargs: Any) -> Any:
-        refuse((args, kwargs))
-        return make(*args, **kwargs)
+        return run(functools.partial(make, *args, **kwargs), (args, kwargs))
 
     guarded.guarded = True  # type: ignore[attr-defined]
     return guarded

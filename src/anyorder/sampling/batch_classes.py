@@ -1,7 +1,7 @@
 """Objects of any class, taken apart and put together by what they hold: no code of their classes runs.
 
 A batch is often an object of a class of its own, and such a class may do anything when an object is made, copied,
-pickled, updated or read (`__init__`, `__post_init__`, `__copy__`, `__getstate__`, properties). Run on the rows of
+pickled, updated, read or let go (`__init__`, `__copy__`, `__getstate__`, properties, `__del__`). Run on the rows of
 several examples, that could join them. So an object is here what it holds:
 
     contents      of a subclass of `tuple`, `list`, `dict`: read and written by the built-in class's own functions
@@ -37,7 +37,9 @@ class _Layout(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def _layout(kind: type) -> _Layout | None:
-    """None for a class that keeps things where only its own code finds them."""
+    """None for a class that keeps things where only its own code finds them, or that runs some when they go."""
+    if any("__del__" in vars(one) for one in kind.__mro__):
+        return None
     base: Any = next(one for one in kind.__mro__ if one in _BASES)
     try:
         base.__new__(kind)  # refused by Python where another built-in class lies between

@@ -16,6 +16,7 @@ examples are of torch's and Python's own types. What a class of one's own does (
 
 import dataclasses
 import functools
+import inspect
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -416,15 +417,19 @@ class Joining:
                     return Above(levels)
                 raise LoaderError("collate_fn gives an object that holds itself, which cannot be joined to others")
         if issubclass(kind, (int, float, np.number)):
+            fixed = inspect.getattr_static(type(self._open[-1][0]), str(name), None) if self._open else None
+            if kind in (int, float) and type(fixed) is kind and all(part == fixed for part in parts):
+                return fixed  # as it stands in the class, for all batches
             raise LoaderError(
-                "collate_fn gives a Python number, which is of one example or of all: make it a tensor (1,)"
+                "collate_fn gives a Python number, which is of one example or of all: make it a tensor (1,), or, where "
+                "it is the same for all, the default of a field"
             )
         apart = [Apart(_by_name(part), None, {}) if kind in PLAIN else taken_apart(part) for part in parts]
         if apart[0] is None:
             raise LoaderError(
                 f"collate_fn gives a {kind.__name__}, and those of single examples cannot be joined to one of all: "
                 "give tensors with one row for each example, a list of one value, [..], or dicts, tuples, dataclasses "
-                "and other objects that hold these"
+                "and other objects that hold these, of classes without __del__"
             )
         return self._objects(parts, apart, name)
 
