@@ -1131,7 +1131,8 @@ class BoundParameters:
         self._known = {id(p) for p in self.named.values()}
         self.left_out = {name: p for name, p in trainable.items() if id(p) not in held}
         self._others = [p for p in model.parameters() if id(p) not in self._known]  # frozen before, or left out
-        self._places = [(part._parameters, name) for part in model.modules() for name in part._parameters]
+        places = [(part._parameters, name) for part in model.modules() for name in part._parameters]
+        self._places = [(own, name) for own, name in places if not is_sharded(own[name])]  # FSDP puts whole ones there
         self._held = [own[name] for own, name in self._places]
         self._written: dict[int, tuple[Any, int]] = {}  # by the parameters' ids
         for p in self.left_out.values():
