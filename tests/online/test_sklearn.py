@@ -1,6 +1,7 @@
 """scikit-learn's own checks of estimators, on every class; what cannot hold is named with its reason."""
 
 import pytest
+import sklearn
 from sklearn.utils.estimator_checks import check_estimator
 
 from anyorder.online import (
