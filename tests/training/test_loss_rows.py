@@ -10,9 +10,11 @@ import gc
 import io
 import itertools
 import json
+import math
 import operator
 import types
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -376,6 +378,12 @@ def written_before(out, y, x, m):
     return torch.fft.rfft(out - x, dim=1).abs().mean()
 
 
+def a_number_by_an_alias(out, y, x, m):
+    constant = torch.ones(C)
+    constant.data.mul_(x.mean().item())
+    return ((out - x) * constant).square().mean()
+
+
 def hooked_on_the_graph(out, y, x, m):
     each = (out - x).square().mean((1, 2))
     largest = each.detach().max()
@@ -470,6 +478,7 @@ REFUSED = {
     "own and others' targets": lambda out, y, x, m: (out - x).square().mean() + (out - x.roll(1, 0)).square().mean(),
     "one order and another": lambda out, y, x, m: ((out[torch.arange(B)] - x) * (out[ORDER] - x)).mean(),
     "written beside a view": beside_a_view,
+    "a number written by an alias": a_number_by_an_alias,
     "written before rows are run": written_before,
 }
 
@@ -1159,11 +1168,21 @@ def test_distances_of_other_ranks_are_run_row_by_row(loss):
 
 @pytest.mark.parametrize("kind", [float, int])
 def test_what_is_computed_of_a_number_that_was_taken_out_knows_it(kind):
-    one = loss_module._taken_out(kind(3))
+    watch = loss_module.LossWatch()
+    one = loss_module._taken_out(kind(3), weakref.ref(watch))
     two = [operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod, operator.pow]
+    two += [operator.and_, operator.or_, operator.xor, operator.lshift, operator.rshift] if kind is int else []
     made = [f(*pair) for f in two for pair in ((one, kind(2)), (kind(2), one), (one, one))]
-    made += [f(one) for f in (operator.neg, operator.pos, abs, round)] + [sum([one, one]), max(one, kind(1))]
+    made += [f(one) for f in (operator.neg, operator.pos, abs, round, math.floor)] + [sum([one, one])]
+    made += [*divmod(one, 2), *divmod(kind(7), one), one.real, one.imag, one.conjugate(), *one.as_integer_ratio()]
     assert all(isinstance(number, loss_module._TakenOut) for number in made)
+    assert all(number.watch() is watch for number in made)
+    assert [f"{one:.2f}", str(one), json.dumps([one])] == [f"{kind(3):.2f}", str(kind(3)), json.dumps([kind(3)])]
+    assert not watch.was_seen
+    for look in (operator.not_, float, int, lambda one: one > 2, lambda one: one == 3, lambda one: max(1, one)):
+        watch.was_seen = False
+        look(one)
+        assert watch.was_seen
 
 
 def test_a_loss_of_one_example_at_a_time_has_its_gradients_where_it_is_run_row_by_row_too():

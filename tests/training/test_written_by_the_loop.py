@@ -142,6 +142,26 @@ def test_numbers_of_a_batch_are_not_written_into_the_model(name, after):
             optimizer.step()
 
 
+NUMBERS = {
+    "a parameter": lambda module, number: module.linear.bias.detach().add_(number),
+    "a parameter's data": lambda module, number: module.linear.bias.data.fill_(number),
+    "a parameter as init has it": lambda module, number: nn.init.constant_(module.linear.bias, number),
+    "what was made of it": lambda module, number: module.linear.bias.data.copy_(torch.ones(3) * number),
+    "a buffer's data": lambda module, number: module.mean.data.fill_(number),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_that_were_taken_out_before_the_backward_pass_are_not_written_into_the_model(name):
+    _, private, optimizer, loader = private_of(Scaled())
+    x, y = next(iter(loader))
+    number = x.abs().max().item()
+    F.cross_entropy(private(x), y).backward()
+    optimizer.step()
+    with pytest.raises(ModelError, match="numbers of the batch are written into"):
+        NUMBERS[name](private.module, number)
+
+
 @pytest.mark.parametrize("kind", [torch.sum, lambda x: x])
 def test_forward_reads_no_tensor_of_the_loop(kind):
     """In a list that is no attribute of the model, say: each example would see those of all."""

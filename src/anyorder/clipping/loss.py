@@ -33,6 +33,7 @@ import copy
 import functools
 import itertools
 import sys
+import types
 import weakref
 from collections import UserDict, UserList
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -129,6 +130,7 @@ class LossWatch:
         self.known: dict[Any, tuple[list[State], State]] = {}
         self.written: dict[int, weakref.ref[Tensor]] = {}  # by memory: into which numbers of a batch were written
         self.has_unfollowed = False  # whether a batch had what is not followed
+        self.was_seen = False  # whether the loop has Python values of a batch that nobody follows: a branch, `float(t)`
         self._newest: Callable[[], _Tape | None] = _nothing
 
     @property
@@ -318,6 +320,13 @@ class LossWatch:
         tape.close()
         return _changed(given, lambda leaf: _as_earlier(tape, _plain(leaf)) if type(leaf) is _Watched else leaf)
 
+    def of_numbers(self) -> "_Tape":
+        """What tensors are of that were made of Python numbers of a batch alone."""
+        tape = _Tape(self, 1)
+        tape.close()
+        tape.taken_out = True
+        return tape
+
     def _tape_of(self, given: Any, size: int) -> "tuple[_Tape, tuple[Any, ...]]":
         """Where the batch is written down that the model was called with, and which rows of it these are."""
         found, without_rule, taken_for_rows = None, False, False
@@ -328,7 +337,7 @@ class LossWatch:
                 taken_for_rows = taken_for_rows or (self.has_unfollowed and isinstance(leaf, Tensor))
                 continue
             tape, number = _place(leaf)
-            if tape is None:
+            if tape is None or (tape.closed and tape.taken_out):
                 raise ModelError(f"the model was given a tensor that {_TAKEN_OUT.why}")
             if tape.closed:
                 raise ModelError(
@@ -653,7 +662,7 @@ class _Tape:
 
     def close(self) -> None:
         """The batch's backward pass has run: let go of everything."""
-        self.closed = True
+        self.closed, self.taken_out = True, False
         self._drop()
 
     def _drop(self) -> None:
@@ -916,7 +925,8 @@ class _Tape:
             raise written_since() from None
         finally:
             self.allowed, self.gradients = False, None
-        assumed = self.assumed or self.watch.escaped  # the model may read, from a global say, what the loop wrote there
+        # the model may read, from a global say, what the loop wrote there; nobody knows what a branch chose
+        assumed = self.assumed or self.watch.escaped or self.watch.was_seen
         self.watch.kept = min("promised" if assumed else kept, self.watch.kept or "proved", key=_KEPT.index)
         self.close()
         return result
@@ -1669,7 +1679,7 @@ class _Watched(Tensor):
                 return func(*args, **kwargs)
             if func in _TAKES:
                 tape, value = _place(args[0])[0], func(*args, **kwargs)
-                return value if tape is None or tape.closed else _taken_out(value)
+                return value if tape is None or tape.closed else _taken_out(value, weakref.ref(tape.watch))
             if _given_alone:
                 raise ModelError(
                     "a function that is given one example at a time, or rows (by ExampleLoss, torch.vmap, "
@@ -1758,6 +1768,10 @@ class _TakenOut:
 
     __slots__ = ()
     is_of_a_batch = True
+    plain: Callable[[], Any]
+
+    def __format__(self, spec: str) -> str:
+        return format(self.plain(), spec)
 
     def __copy__(self) -> Any:
         return self
@@ -1771,6 +1785,8 @@ class _TakenOut:
 
 
 class _Float(_TakenOut, float):
+    watch: Callable[[], LossWatch | None] = _nothing  # of the run, which numbers do not keep alive
+
     def plain(self) -> float:
         return float.__float__(self)
 
@@ -1779,6 +1795,8 @@ class _Float(_TakenOut, float):
 
 
 class _Int(_TakenOut, int):
+    watch: Callable[[], LossWatch | None] = _nothing
+
     def plain(self) -> int:
         return int.__int__(self)
 
@@ -1786,27 +1804,45 @@ class _Int(_TakenOut, int):
         return int, (self.plain(),)
 
 
-def _taken_out(value: Any) -> Any:
-    """Numbers that were taken out of a batch, or computed of such."""
+def _taken_out(value: Any, watch: Callable[[], LossWatch | None]) -> Any:
+    """Numbers that were taken out of a batch of a run, or computed of such; what is none is known to have been seen."""
     kind = type(value)
-    if kind is list:
-        return [_taken_out(one) for one in value]
-    return _Float(value) if kind is float else _Int(value) if kind is int else value
+    if kind is list or kind is tuple:
+        return kind(_taken_out(one, watch) for one in value)
+    if kind is float or kind is int:
+        number = _Float(value) if kind is float else _Int(value)
+        number.watch = watch
+        return number
+    if value is not NotImplemented and (own := watch()) is not None:
+        own.was_seen = True
+    return value
 
 
 def _computed(plain: Any) -> Any:
-    def operation(*numbers: Any) -> Any:
-        return _taken_out(plain(*numbers))
+    def operation(number: Any, *others: Any) -> Any:
+        return _taken_out(plain(number, *others), number.watch)
 
     return operation
 
 
+def _converted(plain: Any) -> Any:
+    def conversion(number: Any) -> Any:
+        if (own := number.watch()) is not None:
+            own.was_seen = True
+        return plain(number)
+
+    return conversion
+
+
+_SHOWN = {"__repr__", "__format__", "__hash__", "__getattribute__", "__getnewargs__", "__sizeof__", "__index__"}
 for _kind, _plain_kind in ((_Float, float), (_Int, int)):
-    for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
-        for _side in ("", "r"):
-            setattr(_kind, f"__{_side}{_name}__", _computed(getattr(_plain_kind, f"__{_side}{_name}__")))
-    for _name in ("neg", "abs", "pos", "round"):
-        setattr(_kind, f"__{_name}__", _computed(getattr(_plain_kind, f"__{_name}__")))
+    for _name, _member in vars(_plain_kind).items():
+        if _name in ("__float__", "__int__"):  # of which Python makes an ordinary number
+            setattr(_kind, _name, _converted(_member))
+        elif isinstance(_member, types.GetSetDescriptorType):
+            setattr(_kind, _name, property(_computed(_member.__get__)))
+        elif isinstance(_member, (types.WrapperDescriptorType, types.MethodDescriptorType)) and _name not in _SHOWN:
+            setattr(_kind, _name, _computed(_member))
 
 
 torch.serialization.add_safe_globals([float, int])  # as which they are saved
@@ -1831,6 +1867,8 @@ def _tape_of(args: Any, kwargs: Any) -> _Tape | None:
             tape = _tape_of((), value)
         elif kind is slice:
             tape = _tape_of((value.start, value.stop, value.step), _NO_NAMES)
+        elif kind is _Float or kind is _Int:
+            tape = None if (watch := value.watch()) is None else watch.of_numbers()
         else:
             continue
         if tape is None or tape is found:
@@ -1849,6 +1887,8 @@ def _of_another(tape: _Tape | None, number: int) -> State:
     """The state of a value of another batch: totals may be added, and nothing else may be made of it."""
     state = None if tape is None or tape.closed else tape.states[number]
     if tape is None:
+        return _TAKEN_OUT
+    if tape.closed and tape.taken_out:
         return _TAKEN_OUT
     if tape.closed:
         return _EARLIER
