@@ -765,6 +765,7 @@ def test_that_no_loss_follows_from_a_look_is_the_callers_word(name):
     assert run(lambda out, y, x, m: (out - x).square().mean() * LOOKS[name](torch.ones(2, 3)), False)[1] == "proved"
 
 
+@pytest.mark.parametrize("losses", [MAPPED, REFUSED, ROW_BY_ROW], ids=["mapped", "refused", "row by row"])
 def test_a_loss_that_comes_when_batches_are_replayed_is_judged_as_in_the_first(losses):
     for name in list(losses) if losses is ROW_BY_ROW else list(losses)[::4]:
         found = [run(late(losses[name]), replaced, steps=8) for replaced in (False, True)]
