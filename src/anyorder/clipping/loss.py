@@ -17,7 +17,8 @@ tensors that write down what is done with them, in every batch:
 What counts as data is what the loader hands out and what is computed of it: a total of it that divides (`mask.sum()`,
 counts of classes) couples. A tensor that never met the batch is a public constant. What `item` and `tolist` take out
 before `backward` are Python numbers that know it, as does what is computed of them: a loss that has one is refused.
-Other ways out of torch are not followed: any other Python number in the loss is the caller's word that it is public.
+Other ways out of torch are not followed: any other Python number in the loss is the caller's word that it is public,
+and so is what a branch chose. Where torch tells of such a look before `backward`, the loss is "promised" from then on.
 
 *Normalisers.* A mean over a tensor divides by its shape, of which the rows are public; other dimensions (a padded
 length) are the same for every row of the batch, and are public where lengths are. A mean over labels (`cross_entropy`,
@@ -117,8 +118,8 @@ class LossWatch:
 
     Attributes:
         kept: how rows are kept apart in all batches so far: "proved", "mapped" (in one of them at least), "promised"
-            (where tensors were taken for rows that nobody followed, of a batch that is not all tensors), or None
-            before the first loss.
+            (where tensors were taken for rows that nobody followed, of a batch that is not all tensors, or the loop
+            saw Python values of one), or None before the first loss.
     """
 
     def __init__(
@@ -732,6 +733,11 @@ class _Tape:
                 silent = any(map(is_, repeat(tensor), targets))  # running means have no versions
                 if tensor is not written_to and (silent or private.version(tensor) != version):
                     self._also_written(tensor, states[0] if args and tensor is args[0] and states else _NOT_FOLLOWED)
+        if type(result) not in _NO_VALUES:  # a truth, a number, or a list that may be as long as a mask says
+            by_value = not any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(result))
+            if by_value or type(result) in (tuple, list):
+                for tensor, _ in given:
+                    _seen(tensor, by_value)
         is_new = type(result) is Tensor and by_rules and _makes_new(func) and not any(map(is_, repeat(result), tensors))
         shown, numbers = self._shown(result, states, is_new)
         if numbers or written_to is not None:
@@ -1539,11 +1545,22 @@ def _weighted(func: Any) -> ModelError:
     )
 
 
+def _of_numbers(tape: _Tape, func: Any, args: Any, kwargs: Any) -> None:
+    """A Python function is given numbers, and one for each: of which rows it made what it puts there, nobody knows."""
+    if func is not Tensor.apply_:
+        raise ModelError(
+            f"{func.__name__} gives numbers of the batch to a Python function, and what it makes of them is not "
+            "followed, so that one example may move the gradients of others; take torch's functions, torch.where say"
+        )
+    tape.watch.was_seen = True
+
+
 _LABEL_NAMES = ("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction")
 _SPECIAL: dict[Any, Callable[..., Any]] = {
     F.cross_entropy: _of_labels, F.nll_loss: _of_labels,
     F.binary_cross_entropy: _of_probabilities, F.one_hot: _of_columns,
     F.triplet_margin_with_distance_loss: _of_distance,
+    Tensor.map_: _of_numbers, Tensor.map2_: _of_numbers, Tensor.apply_: _of_numbers,
     F.mse_loss: _of_weights, F.l1_loss: _of_weights, F.huber_loss: _of_weights, F.smooth_l1_loss: _of_weights,
 }  # fmt: skip
 _LOOKS = (F.gaussian_nll_loss, F.one_hot)
@@ -1674,11 +1691,13 @@ class _Watched(Tensor):
                 )
             if func in _TYPES and len(args) == 2 and type(args[0]) is not _Watched and type(args[1]) is _Watched:
                 return args[0].to(args[1].device, args[1].dtype, **kwargs)  # which is read of it, as below
+            if func in _PUBLIC:
+                return func(*args, **kwargs)
             if func in _READS:
-                if func in _SIZES and (tape := _place(args[0])[0]) is not None and not tape.closed:
-                    tape.assumed |= has_secret_shape(tape.states[args[0].number])
+                _seen(args[0] if args else kwargs["input"], func in _VALUES)
                 return func(*args, **kwargs)
             if func in _TAKES:
+                _seen(args[0], False)
                 tape, value = _place(args[0])[0], func(*args, **kwargs)
                 return value if tape is None or tape.closed else _taken_out(value, weakref.ref(tape.watch))
             if _given_alone:
@@ -1724,6 +1743,7 @@ class _Watched(Tensor):
             if name == "__get__":
                 result = func(*args, **kwargs)
                 if not isinstance(result, Tensor):
+                    _seen(args[0], False)
                     tape.exposed = tape.exposed or isinstance(result, torch.autograd.graph.Node)
                     return result
             return tape.call(func, args, kwargs)
@@ -1742,26 +1762,37 @@ _TYPES = {Tensor.type_as, Tensor.to}
 """Of a second tensor they take dtype and device, and no number."""
 _given_alone: list[Any] = []
 """The `ExampleLoss`, or function under vmap, that runs now: it sees one example at a time, and no more of a batch."""
-_READS = {getattr(getattr(Tensor, name), "__get__", None) for name in (
-    "shape", "dtype", "device", "requires_grad", "is_leaf", "ndim", "layout", "is_cuda", "is_sparse",
+_PUBLIC = {getattr(getattr(Tensor, name), "__get__", None) for name in (
+    "dtype", "device", "requires_grad", "is_leaf", "ndim", "layout", "is_cuda", "is_sparse",
 )} | {
-    Tensor.dim, Tensor.size, Tensor.numel, Tensor.nelement, Tensor.stride, Tensor.storage_offset, Tensor.element_size,
-    Tensor.__len__, Tensor.__hash__, Tensor.is_floating_point, torch.is_floating_point, Tensor.is_complex,
-    torch.is_complex, torch.numel, Tensor.is_contiguous, Tensor.data_ptr, Tensor.untyped_storage,
-    Tensor.numpy, Tensor.__float__, Tensor.__int__, Tensor.__bool__, Tensor.__index__,
+    Tensor.dim, Tensor.element_size, Tensor.__hash__, Tensor.is_floating_point, torch.is_floating_point,
+    Tensor.is_complex, torch.is_complex, Tensor.is_signed, Tensor.type, Tensor.get_device, Tensor.is_inference,
     Tensor.retain_grad,
 }  # fmt: skip
-"""What gives no tensor, and opens no way into the graph."""
+"""What gives no tensor, opens no way into the graph, and tells nothing that follows from the batch."""
 _SIZES = {
-    getattr(Tensor.shape, "__get__", None),
-    Tensor.size,
-    Tensor.numel,
-    Tensor.nelement,
-    Tensor.__len__,
-    torch.numel,
-}
+    getattr(Tensor.shape, "__get__", None), Tensor.size, Tensor.numel, Tensor.nelement, Tensor.__len__, torch.numel,
+    Tensor.stride, Tensor.storage_offset, Tensor.is_contiguous, Tensor.data_ptr,
+}  # fmt: skip
 """What tells how many numbers a mask chose: that no loss has this number is the caller's word."""
+_VALUES = {
+    Tensor.numpy, Tensor.untyped_storage, Tensor.__float__, Tensor.__int__, Tensor.__bool__, Tensor.__index__,
+}  # fmt: skip
+"""What gives numbers of the batch that nobody follows: that no loss follows from them is the caller's word."""
+_READS = _PUBLIC | _SIZES | _VALUES
 _TAKES = {Tensor.item, Tensor.tolist}
+
+
+def _seen(watched: Any, by_value: bool) -> None:
+    """The loop is given a Python value of a tensor, or its size."""
+    tape, number = _place(watched) if type(watched) is _Watched else (None, -1)
+    if tape is not None and not tape.closed:
+        state = tape.states[number]
+        secret = has_secret_shape(state) or (isinstance(state, Coupled) and state not in (_OF_BATCH, _LOOKED))
+        tape.watch.was_seen |= secret or (by_value and state is not None)
+
+
+_NO_VALUES = (Tensor, _Watched, type(None))
 
 
 class _TakenOut:

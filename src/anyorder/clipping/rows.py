@@ -241,7 +241,7 @@ def joined(name: str, given: Sequence[tuple[Tensor, State]], rank: int) -> State
         return _of_totals(name, given)
     if any(isinstance(s, Picked) for _, s in live):
         alone = len(live) == 1 and all(t.numel() == 1 for t, s in given if s is None)
-        return live[0][1] if alone else NoRule(f"{name} of what a mask chose")
+        return live[0][1] if alone else NoRule(f"{name} of what a mask chose", sized=False)
     places = {(t.dim() - s.dim, s.axis, s.inner) for t, s in live if isinstance(s, ByRow)}
     if len(places) > 1 and len({tuple(t.shape) for t, _ in live}) == 1:
         return Coupled(
@@ -339,7 +339,7 @@ def _moved(place: Callable[[AtenCall, ByRow, Tensor], Any]) -> Callable[..., Sta
         if isinstance(state, Total):
             return TOTAL
         if isinstance(state, Picked):
-            return NoRule(f"{call.name} of what a mask chose")
+            return NoRule(f"{call.name} of what a mask chose", sized=False)
         assert isinstance(state, ByRow)
         made = place(call, state, results[0])
         return state._replace(dim=made) if isinstance(made, int) else made

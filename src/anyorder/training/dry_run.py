@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from anyorder.clipping.loss import unwatched
 from anyorder.clipping.torch_private import flattened
 from anyorder.errors import ModelError, ModelWarning
 from anyorder.sampling.draws import alone, process_generators, reseed
@@ -45,6 +46,7 @@ def try_model(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     with alone(0), warnings.catch_warnings(), eager:
         warnings.simplefilter("ignore")  # the first batch tells of them
         try:
+            args, kwargs = unwatched(args), unwatched(kwargs)  # of which the loop, and no trial, is to read the sizes
             try:
                 kept, found = _tried(model, *_shortened(args, kwargs))
             except Exception:  # not every model takes other lengths

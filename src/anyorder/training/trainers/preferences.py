@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from anyorder.clipping.mapping import no_branches_on_masks
 from anyorder.errors import ArgumentError
 
 __all__ = ["Losses", "Pairs", "all_rows", "fills", "has_loss", "has_pairs", "losses_of", "quiet", "trl_kind"]
@@ -125,7 +126,7 @@ def _of_completion(model: Any, batch: dict[str, Tensor], side: str) -> Tensor:
 @contextmanager
 def _reference(trainer: Any) -> Iterator[Any]:
     """The model that the trainer compares with, which does not learn."""
-    with torch.no_grad():
+    with torch.no_grad(), no_branches_on_masks():
         if trainer.ref_model is not None:
             yield trainer.ref_model
         elif "ref" not in trainer.model.peft_config:
