@@ -132,7 +132,7 @@ def test_a_model_that_cannot_be_mapped_is_refused():
     module, (x, y) = Uses(branches), batch()
     clipping = make_clipping(module, tables=tables_of(module, "table.weight"))
     for _ in range(2):  # nothing is remembered that would let the second through
-        with pytest.raises(ModelError, match="What to change: write forward without .item"):
+        with pytest.raises(ModelError, match=r"What to change: write forward, and hooks on its modules, without .item"):
             run(clipping, x, y, loss)
 
 

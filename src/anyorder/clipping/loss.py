@@ -947,7 +947,10 @@ class _Tape:
         number = _place(loss)[1]
         state = self.states[number]
         if self.watch.escaped and any(_reads_besides(call) for call in self._needed(number)[0]):  # perhaps since then
-            raise ModelError(f"the loss couples examples: it {_WRITTEN.why}; {_CURE}")
+            raise ModelError(
+                f"the loss couples examples: it {_WRITTEN.why}. Write into no alias (.data, .detach(), a view): "
+                "average = 0.9 * average + 0.1 * loss.detach(), and begin a new process"
+            )
         alone = self.sizes == [1] and not (self.foreign or self.of_numbers or self.of_written or self.exposed)
         if alone and state is not _NOT_FOLLOWED:  # one row couples nothing
             return "proved"
@@ -1199,7 +1202,7 @@ def _needs_gradients() -> ModelError:
         "that is not private. Detach them, or put those layers into the model. A generator's may, unless numbers of a "
         "batch were written into an alias in this process (t.data.add_(loss)); networks of one make_private may be "
         "given one another's outputs, and what is made of them row by row. For a gradient penalty take "
-        "torch.func.grad inside of forward"
+        "torch.func.grad inside of forward; for adversarial examples torch.autograd.grad of model.module(x)"
     )
 
 

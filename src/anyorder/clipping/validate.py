@@ -232,8 +232,8 @@ _SHARED = (
     "results together with torch.cat, torch.stack, torch.where"
 )
 _VALUES = (
-    "write forward without .item(), .tolist() and branches on the values of tensors: torch.where(condition, a, b) for "
-    "an if, a product with the mask for x[mask]"
+    "write forward, and hooks on its modules, without .item(), .tolist() and branches on the values of tensors: "
+    "torch.where(condition, a, b) for an if, a product with the mask for x[mask]"
 )
 _FUNCTION = (
     "an autograd.Function must say how it is mapped: give it forward without ctx, setup_context(ctx, inputs, output) "
@@ -258,8 +258,8 @@ def unmapped(module: nn.Module, error: Exception) -> str:
         cure = next((cure for words, cure in _BY_TEXT.items() if words in text), _ELSE)
     own = [frame for frame in frames if not any(folder in Path(frame.filename).parents for folder in _FOREIGN)]
     place = f"\nIt stops at {own[-1].filename}, line {own[-1].lineno}: {own[-1].line}" if own else ""
-    # Of a packed sequence torch's own words tell the lengths.
-    words = "" if cure is _PACKED else f": {text}"
+    # Of a packed sequence torch's own words tell the lengths; others ask that somebody files an issue with torch.
+    words = "" if cure is _PACKED or "file an issue" in text else f": {text}"
     return (
         f"torch.func.vmap cannot run this model ({type(module).__name__}) on each example alone{words}{place}\n"
         f"What to change: {cure}"
