@@ -2073,7 +2073,7 @@ def _refuse_transform(tensor: Any) -> None:
     Those of earlier batches may be looked at; what was made of them may be anywhere from here on.
     """
     tape = _place(tensor)[0] if type(tensor) is _Watched else None
-    if type(tensor) is _Watched and (tape is None or not tape.closed):
+    if type(tensor) is _Watched and (tape is None or not tape.closed or tape.taken_out):
         raise _transformed()
     if tape is not None:
         tape.watch.escaped = True
