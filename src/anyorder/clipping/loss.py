@@ -2114,11 +2114,13 @@ def _run_unseen(name: str, run: Callable[[], Any], given: Any) -> Any:
     Of an earlier batch, which may be looked at, what comes of it is known to be of it too.
     Raises: ModelError for tensors of a batch whose backward pass has not run.
     """
+    talks = name.startswith(private.TALK)
+    if talks and "object" not in name:  # as gradients are added up: the group and its options are looked at by nobody
+        given = [one for one in given[0] if isinstance(one, (list, tuple, Tensor))]
     tensors = [leaf for leaf in _flat(given) if isinstance(leaf, Tensor)]
     tapes = [_place(tensor)[0] for tensor in tensors if type(tensor) is _Watched]
     if not tapes:
         return run()
-    talks = name.startswith(private.TALK)
     if any(not talks if tape is None else not tape.closed for tape in tapes):
         raise ModelError(
             "torch.distributed was given a tensor of the batch before its backward pass: what other processes get, or "
@@ -2233,12 +2235,12 @@ class _Again:
 
 def _follow_vmap(run: Any, in_dims: Any, out_dims: Any, args: Any, kwargs: Any) -> Any:
     """Run what a loss gives to vmap: proved where all of it is mapped along the rows; else as it is, and refused."""
-    if not _given_alone:
+    along_rows = out_dims == 0 and in_dims in (0, (0,) * len(args))
+    if not _given_alone and (along_rows or _Watched in map(type, args)):
         with private.WithoutSubclasses():
             tape = _tape_of(pytree.tree_leaves(args), _NO_NAMES)
         if tape is not None and tape.closed:
             return pytree.tree_map_only(Tensor, functools.partial(_as_earlier, tape), run(*unwatched(args), **kwargs))
-        along_rows = out_dims == 0 and in_dims in (0, (0,) * len(args))
         watch = tape.watch if tape is not None and along_rows and tape.followed_data else None
         if watch is not None and not watch.escaped and not watch.written:  # what it reads besides is public
             return _one_at_a_time(run, args, kwargs, tape, _along_rows)
