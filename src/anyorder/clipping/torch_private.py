@@ -153,6 +153,25 @@ def memory(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
+def mark_memory(tensor: Tensor) -> None:
+    """Say of a tensor's memory, as long as it lives and whoever shows it, that numbers of a batch were written there.
+
+    For `held.data = tensor`, of which torch tells nobody.
+    """
+    try:
+        tensor.untyped_storage().of_a_batch = True  # type: ignore[attr-defined]
+    except (NotImplementedError, RuntimeError):  # a sparse tensor has no memory of its own
+        return
+
+
+def is_marked(tensor: Tensor) -> bool:
+    """Whether `mark_memory` was told so of this memory."""
+    try:
+        return hasattr(tensor.untyped_storage(), "of_a_batch")
+    except (NotImplementedError, RuntimeError):
+        return False
+
+
 check_names(torch._C, ("_storage_Use_Count",), torch)
 
 
