@@ -122,7 +122,8 @@ def written_by(function: Any) -> frozenset[tuple[int, str]]:
         return frozenset().union(*(written_by(getattr(function, name)) for name in function.overloads()))
     if not isinstance(function, operators.OpOverload):
         return frozenset()
-    return frozenset((i, one.name) for i, one in enumerate(function._schema.arguments) if one.is_write)
+    written = [(i, one) for i, one in enumerate(function._schema.arguments) if one.is_write]
+    return frozenset((sys.maxsize if one.kwarg_only else i, one.name) for i, one in written)
 
 
 # -- functions and modes ---------------------------------------------------------------------------------------------
