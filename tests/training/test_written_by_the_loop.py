@@ -118,6 +118,9 @@ WRITES = {
     "a state in its place": lambda module, x: module.load_state_dict(
         {name: value + x.mean() for name, value in module.state_dict().items()}, assign=True
     ),
+    "memory of a parameter": lambda module, x: setattr(module.linear.bias, "data", x.mean(0)),
+    "memory of a buffer": lambda module, x: setattr(module.mean, "data", x.max(0).values),
+    "a vector": lambda module, x: nn.utils.vector_to_parameters(x.mean(0).repeat(4), module.parameters()),
     "a swapped parameter": lambda module, x: torch.utils.swap_tensors(module.linear.bias, nn.Parameter(x.mean(0))),
 }
 
@@ -130,6 +133,7 @@ def test_numbers_of_a_batch_are_not_written_into_the_model(name, after):
     """A running mean of inputs, say: all later gradients would follow from every unit so far, without noise."""
     _, private, optimizer, loader = private_of(Scaled())
     told = "written into|put something of a batch|put into an attribute|was replaced after make_private"
+    told += "|was given memory"
     with pytest.raises((ModelError, TrainingError), match=told):
         for x, y in loader:
             number = x.abs().max().item()
@@ -189,7 +193,7 @@ def test_a_number_of_the_batch_is_not_given_to_the_model():
         private(x, x.abs().max().item())
 
 
-@pytest.mark.parametrize("name", ["another attribute", "another buffer", "a new parameter", "another parameter"])
+@pytest.mark.parametrize("name", ["another attribute", "memory of a buffer", "a new parameter", "another parameter"])
 def test_what_is_put_into_the_model_after_the_last_step_is_in_no_certificate(name):
     engine, private, optimizer, loader = private_of(Scaled())
     for x, y in loader:
@@ -202,14 +206,54 @@ def test_what_is_put_into_the_model_after_the_last_step_is_in_no_certificate(nam
             told()
 
 
-@pytest.mark.parametrize("name", ["another parameter", "a swapped parameter"])
+@pytest.mark.parametrize("name", ["another parameter", "a vector", "memory of a buffer", "a swapped parameter"])
 def test_a_parameter_of_numbers_of_a_batch_is_not_stepped_on(name):
     _, private, optimizer, loader = private_of(Scaled())
     x, y = next(iter(loader))
     F.cross_entropy(private(x), y).backward()
     WRITES[name](private.module, x)
-    with pytest.raises(TrainingError, match="was replaced after make_private"):
+    with pytest.raises(TrainingError, match="was replaced after make_private|was given memory"):
         optimizer.step()
+
+
+GIVEN = {
+    "a mean": lambda x, out: x.mean(0),
+    "an alias": lambda x, out: x.mean(0).data,
+    "one of two results": lambda x, out: x.max(0).values,
+    "an output": lambda x, out: out.detach()[0],
+}
+
+
+@pytest.mark.parametrize("when", ["before the loss", "after the loss", "after the backward pass"])
+@pytest.mark.parametrize("name", GIVEN)
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_a_constant_whose_memory_is_of_a_batch_is_none(batch_size, name, when):
+    _, private, optimizer, loader = private_of(nn.Linear(3, 3), batch_size)
+    bank, steps = torch.ones(3), 0
+    with pytest.raises(ModelError, match="numbers of the batch were written"):
+        for x, y in loader:
+            outputs = private(x)
+            if when == "before the loss":
+                bank.data = GIVEN[name](x, outputs)
+            loss = F.cross_entropy(outputs * bank, y)
+            if when == "after the loss":
+                bank.data = GIVEN[name](x, outputs)
+            loss.backward()
+            if when == "after the backward pass":
+                bank.data = GIVEN[name](x, outputs)
+            optimizer.step()
+            steps += 1
+    assert steps == (when == "after the backward pass")
+
+
+def test_a_constant_of_which_a_batch_only_took_the_shape_stays_one():
+    engine, private, optimizer, loader = private_of(nn.Linear(3, 3))
+    bank = torch.ones(3)
+    for x, y in loader:
+        F.cross_entropy(private(x) * bank.expand_as(x) * torch.broadcast_tensors(bank, x)[0], y).backward()
+        assert bank.expand_as(x).shape == torch.broadcast_tensors(bank, x)[0].shape
+        optimizer.step()
+    assert engine.training.loss_kept == "proved"
 
 
 def test_a_parameter_that_is_replaced_by_public_numbers_is_refused_for_it_would_not_be_trained():

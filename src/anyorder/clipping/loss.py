@@ -249,7 +249,7 @@ class LossWatch:
         """
         found = False
         for leaf in () if self.has_unfollowed or self.escaped else _flat(given):
-            if type(leaf) is _Watched:
+            if type(leaf) is _Watched or (isinstance(leaf, Tensor) and private.is_marked(leaf)):
                 return False
             found = found or (isinstance(leaf, Tensor) and leaf.requires_grad)
         return found
@@ -298,6 +298,8 @@ class LossWatch:
 
     def was_written(self, tensor: Tensor) -> bool:
         """Whether numbers of a batch, this or an earlier one, were written into a tensor that is not watched."""
+        if private.is_marked(tensor):
+            return True
         if not self.written:
             return False
         self.written = {start: own for start, own in self.written.items() if own() is not None}
@@ -581,6 +583,7 @@ class _Tape:
         """
         by_row = output.dim() and output.shape[0] == self.sizes[axis[0]]
         own = output.clone()
+        _mark(own)
         shown: Any = self.follow(own, ByRow(axis, 0, 1) if by_row else _LOOKED)
         shown.plain = own
         self.roots.append(_Source(shown.number, own, private.version(own), None))
@@ -595,6 +598,7 @@ class _Tape:
             output = output.clone(memory_format=torch.contiguous_format)
         if not isinstance(output.grad_fn, BackwardCFunction):
             output = _Boundary.apply(output)  # type: ignore[no-untyped-call]
+        private.mark_memory(output)
         node: Any = output.grad_fn
         if "of_outputs" not in vars(node):
             node.of_outputs = next(_ids)
@@ -748,11 +752,15 @@ class _Tape:
     def _shown(self, result: Any, states: list[State], is_new: bool) -> tuple[Any, list[int | None]]:
         """The result, watched, and the numbers of its tensors. `is_new`: nobody else has it."""
         if isinstance(result, Tensor):
+            if states[0] is not None and result._base is None:
+                private.mark_memory(result)
             watched: Any = result if type(result) is _Watched else self.follow(result, states[0], is_new)
             return watched, [watched.number]
         leaves, structure = pytree.tree_flatten(result)
         if not any(isinstance(leaf, Tensor) for leaf in leaves):
             return result, []
+        for leaf, state in zip(leaves, states, strict=True):
+            _mark(leaf, state)
         shown = [
             leaf if type(leaf) is _Watched or not isinstance(leaf, Tensor) else self.follow(leaf, state)
             for leaf, state in zip(leaves, states, strict=True)
@@ -946,7 +954,11 @@ class _Tape:
             )
         number = _place(loss)[1]
         state = self.states[number]
-        if self.watch.escaped and any(_reads_besides(call) for call in self._needed(number)[0]):  # perhaps since then
+        since = {i for i, t in enumerate(self.operands) if i not in self.foreign and private.is_marked(t)}
+        calls = self._needed(number)[0] if since or self.watch.escaped else []
+        if (self.watch.escaped and any(map(_reads_besides, calls))) or since.intersection(
+            n for call in calls for n in _leaves(call, _Operand)
+        ):  # perhaps since then
             raise ModelError(
                 f"the loss couples examples: it {_WRITTEN.why}. Write into no alias (.data, .detach(), a view): "
                 "average = 0.9 * average + 0.1 * loss.detach(), and begin a new process"
@@ -1976,12 +1988,19 @@ def _of_earlier(tape: _Tape | None, func: Any, args: Any, kwargs: Any) -> Any:
 def _as_earlier(tape: _Tape | None, tensor: Any) -> Any:
     """A tensor, watched as one of a batch whose backward pass has run."""
     if type(tensor) is not _Watched:
+        _mark(tensor)
         if tensor.layout is torch.strided:
             tensor = tensor.as_subclass(_Watched)
         else:  # torch makes no other object of one
             tensor.__class__ = _Watched
         tensor.tape = tape
     return tensor
+
+
+def _mark(made: Any, state: Any = _OF_BATCH) -> None:
+    """Of what was made of a batch: `held.data = made` tells nobody. A view shows what is marked, or a constant."""
+    if state is not None and isinstance(made, Tensor) and made._base is None:
+        private.mark_memory(made)
 
 
 def _is_shown_elsewhere(written: Any) -> bool:

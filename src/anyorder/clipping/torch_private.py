@@ -122,7 +122,8 @@ def written_by(function: Any) -> frozenset[tuple[int, str]]:
         return frozenset().union(*(written_by(getattr(function, name)) for name in function.overloads()))
     if not isinstance(function, operators.OpOverload):
         return frozenset()
-    return frozenset((i, one.name) for i, one in enumerate(function._schema.arguments) if one.is_write)
+    written = [(i, one) for i, one in enumerate(function._schema.arguments) if one.is_write]
+    return frozenset((sys.maxsize if one.kwarg_only else i, one.name) for i, one in written)
 
 
 # -- functions and modes ---------------------------------------------------------------------------------------------
@@ -151,6 +152,25 @@ unsafe_view: Callable[[Tensor, tuple[int, ...]], Tensor] = torch.ops.aten._unsaf
 def memory(tensor: Tensor) -> int:
     """Equal for tensors that share their memory, as long as one of them lives."""
     return int(tensor.untyped_storage()._cdata)
+
+
+def mark_memory(tensor: Tensor) -> None:
+    """Say of a tensor's memory, as long as it lives and whoever shows it, that numbers of a batch were written there.
+
+    For `held.data = tensor`, of which torch tells nobody.
+    """
+    try:
+        tensor.untyped_storage().of_a_batch = True  # type: ignore[attr-defined]
+    except (NotImplementedError, RuntimeError):  # a sparse tensor has no memory of its own
+        return
+
+
+def is_marked(tensor: Tensor) -> bool:
+    """Whether `mark_memory` was told so of this memory."""
+    try:
+        return hasattr(tensor.untyped_storage(), "of_a_batch")
+    except (NotImplementedError, RuntimeError):
+        return False
 
 
 check_names(torch._C, ("_storage_Use_Count",), torch)

@@ -42,7 +42,7 @@ from anyorder.clipping.loss import LossWatch, own_memory, released, unwatched
 from anyorder.clipping.mapping import reparametrized
 from anyorder.clipping.norms import UnitMap, accumulator_dtype
 from anyorder.clipping.per_example import MayDraw, Passes
-from anyorder.clipping.torch_private import never_compiled
+from anyorder.clipping.torch_private import is_marked, never_compiled
 from anyorder.clipping.validate import iterate_before_passes, refuse_unfit
 from anyorder.errors import (
     AnyorderError,
@@ -1134,6 +1134,7 @@ class BoundParameters:
         places = [(part._parameters, name) for part in model.modules() for name in part._parameters]
         self._places = [(own, name) for own, name in places if not is_sharded(own[name])]  # FSDP puts whole ones there
         self._held = [own[name] for own, name in self._places]
+        self._buffers = [part._buffers for part in model.modules() if part._buffers]
         self._written: dict[int, tuple[Any, int]] = {}  # by the parameters' ids
         for p in self.left_out.values():
             p.requires_grad_(False)
@@ -1174,6 +1175,12 @@ class BoundParameters:
                 "load_state_dict(.., assign=True), swap_tensors): the optimizer does not have the new one, and numbers "
                 "of a batch in it would be told without noise. Load without assign=True, and make a new head, from "
                 "public numbers, before make_private"
+            )
+        tensors = itertools.chain(self._held, *map(dict.values, self._buffers))
+        if any(one is not None and is_marked(one) for one in tensors):
+            raise TrainingError(
+                "a parameter or buffer of the model was given memory with numbers of a batch (p.data = x.mean(0), "
+                "vector_to_parameters): they would be told without noise. Give it public numbers"
             )
         if not all(map(_IS_TRAINED, self.named.values())):
             raise TrainingError("a parameter was frozen after make_private; freeze before it, so that noise fits")
