@@ -1177,7 +1177,7 @@ class BoundParameters:
                 "public numbers, before make_private"
             )
         tensors = itertools.chain(self._held, *map(dict.values, self._buffers))
-        if any(one is not None and is_marked(one) for one in tensors):
+        if any(map(is_marked, [one for one in tensors if one is not None])):
             raise TrainingError(
                 "a parameter or buffer of the model was given memory with numbers of a batch (p.data = x.mean(0), "
                 "vector_to_parameters): they would be told without noise. Give it public numbers"
