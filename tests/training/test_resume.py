@@ -221,6 +221,22 @@ def test_extra_travels_with_the_checkpoint(tmp_path):
     engine.save()
 
 
+def test_numbers_of_a_batch_are_saved_as_ordinary_ones(tmp_path):
+    """A history of losses, taken before the backward pass. To save it is no look at it."""
+    engine, model, optimizer, loader = start(tmp_path / "run.ckpt")
+    x, y = next(iter(loader))
+    loss = nn.functional.cross_entropy(model(x), y)
+    history = [loss.item(), (y == 0).sum().item()]
+    loss.backward()
+    optimizer.step()
+    engine.save(extra={"history": history})
+    assert engine.training.loss_kept == "proved"
+    engine.close()
+    saved = start(tmp_path / "run.ckpt")[0].extra["history"]
+    assert saved == history
+    assert list(map(type, saved)) == [float, int]
+
+
 def test_a_fresh_run_has_a_fresh_key():
     first, second = (start(None, key=None)[0] for _ in range(2))
     assert first.certificate().key_fingerprint != second.certificate().key_fingerprint

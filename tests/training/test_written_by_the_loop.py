@@ -103,6 +103,7 @@ def test_a_frozen_network_with_public_statistics_may_be_in_the_loss():
 
 WRITES = {
     "a buffer": lambda module, x: module.mean.mul_(0.9).add_(0.1 * x.mean(0)),
+    "a buffer's place by an index of the batch": lambda module, x: module.mean[x[0].argmax()].add_(1),
     "an alias of a buffer": lambda module, x: module.mean[:2].copy_(x.mean(0)[:2]),
     "data of a buffer": lambda module, x: module.mean.data.add_(x.mean(0)),
     "a buffer by its name": lambda module, x: torch.mean(x, 0, out=module.mean),
@@ -738,3 +739,35 @@ def test_a_gradient_of_a_shape_that_a_mask_chose_is_refused_without_the_shape():
     with pytest.raises(ModelError, match="must have the loss's shape") as refused:
         losses.backward(torch.ones(4, 3)[y > 0])
     assert not any(map(str.isdigit, str(refused.value)))
+
+
+COUNTS = {
+    "added to, and put back": lambda counts, y: [counts.__setitem__(c, counts[c].add_(1)) for c in y],
+    "+=": lambda counts, y: [counts.__setitem__((c, 0), counts[c, 0].__iadd__(1)) for c in y],
+    "a view": lambda counts, y: [counts[c].add_(1) for c in y],
+    "a view, and nothing says so": lambda counts, y: [F.threshold(counts[c], 0.5, 1.0, inplace=True) for c in y],
+}
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["in the loss", "after backward"])
+@pytest.mark.parametrize("count", COUNTS)
+def test_counts_by_label_are_of_the_batch(count, after):
+    """`counts[label]` is a view of a tensor that stands outside: what is written there is in no later loss, and does
+    not keep other constants out of losses after the backward pass.
+    """
+    _, private, optimizer, loader = private_of(nn.Linear(3, 3), 2)
+    counts, constant = torch.zeros(3, 2), torch.ones(3)
+    for step, (x, y) in enumerate(loader):
+        outputs = private(x)
+        if step == 2:
+            assert counts.sum() > 0
+            with pytest.raises(ModelError, match="numbers of an earlier batch|numbers of the batch were written"):
+                F.cross_entropy(outputs * (1 / (1 + counts[:, 0])), y).backward()
+            break
+        loss = F.cross_entropy(outputs * constant if after else outputs, y)
+        if not after:
+            COUNTS[count](counts, y)
+        loss.backward()
+        if after:
+            COUNTS[count](counts, y)
+        optimizer.step()

@@ -695,7 +695,7 @@ class _Tape:
             for target in targets:
                 self.watch.check_target(target)
         before = None if own else written_to.detach().as_subclass(Tensor).clone()
-        if not own and _is_shown_elsewhere(written_to):
+        if not own and _is_shown_elsewhere(written_to, pytree.tree_leaves(args)):
             self.watch.escaped = True
         key: list[Any] = [func]
         given: list[tuple[Tensor, State]] = []
@@ -779,12 +779,12 @@ class _Tape:
             if one is not None:  # and what else shows its memory
                 self.watch.written[one.untyped_storage().data_ptr()] = weakref.ref(one)
 
-    def _also_written(self, tensor: Any, state: State) -> None:
+    def _also_written(self, tensor: Any, state: State, views: Sequence[Tensor] = ()) -> None:
         """What a function wrote that is not said to write: outputs of `out=`, running means, `inplace=True`."""
         if type(tensor) is _Watched and _place(tensor)[0] is self:
             self._write(tensor, state)
         else:
-            self.watch.escaped |= _is_shown_elsewhere(tensor)
+            self.watch.escaped |= _is_shown_elsewhere(tensor, views)
             self.watch.check_target(tensor)
             self._adopt(tensor, _NOT_FOLLOWED)
 
@@ -894,6 +894,8 @@ class _Tape:
 
     def _write(self, written: Any, state: State) -> None:
         """A watched tensor was written in place: what shares its memory is known no longer, if it is not as before."""
+        if type(written._base) is Tensor:  # counts[label]: a view of what stood outside
+            self._also_written(written._base, _WRITTEN, [written])
         number = _place(written)[1]
         if self.states[number] == state and keeps_memory(state):
             return
@@ -1639,7 +1641,9 @@ def _targets(func: Any, args: Any, kwargs: Any) -> list[Any]:
         found += [*args[1:3], *map(kwargs.get, ("running_mean", "running_var"))]
     elif "norm" in name and trains:
         found += [one for one in (*args[1:], *kwargs.values()) if isinstance(one, Tensor) and one.dim() == 1]
-    return [one for one in pytree.tree_leaves(found) if isinstance(one, Tensor) and type(one) is not _Watched]
+    tensors = [one for one in pytree.tree_leaves(found) if isinstance(one, Tensor)]
+    outside = [one._base if type(one) is _Watched else one for one in tensors]  # counts[label] shows what stood outside
+    return [one for one in outside if one is not None and type(one) is not _Watched]
 
 
 def _on_copy(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -1962,19 +1966,21 @@ def _of_earlier(tape: _Tape | None, func: Any, args: Any, kwargs: Any) -> Any:
 
     sets = getattr(func, "__name__", "") == "__set__"
     written = _targets(func, args, kwargs)
+    leaves = [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
+    watched = [one for one in leaves if type(one) is _Watched]
     if tape is not None and written:
         for target in written:
             tape.watch.check_target(target)
-        tape.watch.escaped |= sets or any(map(_is_shown_elsewhere, written))
-    leaves = pytree.tree_leaves((args, kwargs))
-    others = [one for one in leaves if isinstance(one, Tensor) and type(one) is not _Watched]
+        tape.watch.escaped |= sets or any(_is_shown_elsewhere(one, watched) for one in written)
+    others = [one for one in leaves if type(one) is not _Watched]
+    others += [one._base for one in watched if type(one._base) is Tensor]  # counts[label], which is written
     versions = private.versions(others)
     result = func(*args, **kwargs)
     if others and private.versions(others) != versions:  # some is written, also by what does not say so
         moved = [one for one, before in zip(others, versions, strict=True) if private.version(one) != before]
         unsaid = [one for one in moved if not any(map(is_, repeat(one), written))]
         if tape is not None:
-            tape.watch.escaped |= any(map(_is_shown_elsewhere, unsaid))
+            tape.watch.escaped |= any(_is_shown_elsewhere(one, watched) for one in unsaid)
             for target in unsaid:
                 tape.watch.check_target(target)
         written += unsaid
@@ -2003,14 +2009,17 @@ def _mark(made: Any, state: Any = _OF_BATCH) -> None:
         private.mark_memory(made)
 
 
-def _is_shown_elsewhere(written: Any) -> bool:
+def _is_shown_elsewhere(written: Any, given: Iterable[Any] = ()) -> bool:
     """Whether what is written into a tensor can be read of others, which cannot be watched: lists, parameters, aliases.
 
-    A view and what it is a view of are known to each other. An alias that `x.data` or `x.detach()` makes is not.
+    A view and what it is a view of are known to each other, and so is a watched view that is given. An alias that
+    `x.data` or `x.detach()` makes is not.
     """
     if not isinstance(written, Tensor):
         return True
-    known = [one for one in (written, written._base) if one is not None]
+    own = (id(written), id(written._base))
+    views = [one for one in given if type(one) is _Watched and one._base is not None and id(one._base) in own]
+    known = [one for one in (written, written._base, *views) if one is not None]
     return any(type(one) not in (Tensor, _Watched) for one in known) or private.uses_of_memory(written) > len(known)
 
 

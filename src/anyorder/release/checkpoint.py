@@ -132,6 +132,8 @@ def _storable(value: Any, where: str) -> Any:
         return value.detach()
     if value is None or type(value) in (bool, int, float, complex, str, bytes):
         return value
+    if isinstance(value, (int, float)):  # of a batch, say
+        return float.__float__(value) if isinstance(value, float) else int.__int__(value)
     raise CheckpointError(
         f"{where} is a {type(value).__name__}; a checkpoint holds tensors, NumPy arrays of numbers, numbers, strings, "
         "bytes, None, and lists, tuples and dicts of them"
