@@ -541,7 +541,7 @@ def check_loader(loader: Any) -> None:
     if not isinstance(loader, DataLoader):
         raise LoaderError(
             f"loader must be a torch DataLoader, whose sampler tells the order, got {type(loader).__name__}. Wrap the "
-            f"data in one; or {_BY_UNITS}"
+            f"data in one, or, where make_private has run before, give it the loader of then; or {_BY_UNITS}"
         )
     if not is_plain(loader):
         raise LoaderError(_not_plain(loader))
