@@ -42,7 +42,7 @@ from anyorder.accounting.gaussian import gdp_epsilon
 from anyorder.audit.faults.front_end import patched
 from anyorder.audit.neighbours import KINDS, Neighbour, neighbours
 from anyorder.checks import final
-from anyorder.clipping import loss
+from anyorder.clipping.loss import LossWatch
 from anyorder.errors import ArgumentError, IsolationError
 from anyorder.noise import NoiseSource
 from anyorder.plan.plan import Plan
@@ -265,7 +265,7 @@ def _run(train: Callable[..., Any], dataset: Any, first: _Run | None, secret: Se
     np.random.seed(seed)  # noqa: NPY002
     random.seed(seed)
     try:
-        with _released(run, first), _captured(run), patched(loss, "_escaped", []):  # as in a process of its own
+        with _released(run, first), _captured(run), patched(LossWatch, "escaped", False):  # as in a process of its own
             try:
                 run.result = _shown(train(dataset, folder))
             except _Diverged:

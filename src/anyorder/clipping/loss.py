@@ -42,7 +42,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import is_dataclass
 from itertools import repeat
 from operator import attrgetter, is_, itemgetter
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -120,7 +120,11 @@ class LossWatch:
         kept: how rows are kept apart in all batches so far: "proved", "mapped" (in one of them at least), "promised"
             (where tensors were taken for rows that nobody followed, of a batch that is not all tensors, or the loop
             saw Python values of one), or None before the first loss.
+        escaped: of all runs of the process: whether numbers of a batch are in memory of which no watched tensor tells
+            (`x.data.add_(loss)`), to the end of the process.
     """
+
+    escaped: ClassVar[bool] = False
 
     def __init__(
         self, reduction: str = "mean", parameters: Iterable[Tensor] = (), model: nn.Module | None = None
@@ -133,16 +137,6 @@ class LossWatch:
         self.has_unfollowed = False  # whether a batch had what is not followed
         self.was_seen = False  # whether the loop has Python values of a batch that nobody follows: a branch, `float(t)`
         self._newest: Callable[[], _Tape | None] = _nothing
-
-    @property
-    def escaped(self) -> bool:
-        """Whether such numbers are in memory of which no watched tensor tells: `x.data.add_(loss)`, in any run."""
-        return bool(_escaped)
-
-    @escaped.setter
-    def escaped(self, found: bool) -> None:
-        if found and not _escaped:
-            _escaped.append(None)
 
     def batch(self, batch: Any, rows: int, handed: Any = None) -> Any:
         """A batch as the loop gets it: its tensors write down what is done with them, and that they are of `handed`."""
@@ -323,11 +317,11 @@ class LossWatch:
         tape.close()
         return _changed(given, lambda leaf: _as_earlier(tape, _plain(leaf)) if type(leaf) is _Watched else leaf)
 
-    def of_numbers(self) -> "_Tape":
+    def tape_of_numbers(self) -> "_Tape":
         """What tensors are of that were made of Python numbers of a batch alone."""
         tape = _Tape(self, 1)
         tape.close()
-        tape.taken_out = True
+        tape.is_of_numbers = True
         return tape
 
     def _tape_of(self, given: Any, size: int) -> "tuple[_Tape, tuple[Any, ...]]":
@@ -340,7 +334,7 @@ class LossWatch:
                 taken_for_rows = taken_for_rows or (self.has_unfollowed and isinstance(leaf, Tensor))
                 continue
             tape, number = _place(leaf)
-            if tape is None or (tape.closed and tape.taken_out):
+            if tape is None or tape.is_of_numbers:
                 raise ModelError(f"the model was given a tensor that {_TAKEN_OUT.why}")
             if tape.closed:
                 raise ModelError(
@@ -385,8 +379,6 @@ class LossWatch:
         return newest, (0,)
 
 
-_escaped: list[None] = []
-"""Not empty from when numbers of a batch went where nothing tells of them, to the end of the process."""
 _ORDINARY = (Tensor, nn.Parameter, nn.Buffer)
 
 
@@ -544,6 +536,7 @@ class _Tape:
         self.watch, self.sizes, self.batches = watch, [size], [handed]
         self.closed = self.allowed = self.exposed = self.followed_data = False
         self.taken_out = self.of_numbers = False  # whether numbers were among the arguments of this call, of any
+        self.is_of_numbers = False  # see `LossWatch.tape_of_numbers`
         self.of_written = self.assumed = False  # whether what was written into was, or what is taken for rows
         self.given_without_rule = False  # whether a model was given what no rule knows
         self.alone: set[int] = set()  # of which it was given what each row alone gives
@@ -667,7 +660,7 @@ class _Tape:
 
     def close(self) -> None:
         """The batch's backward pass has run: let go of everything."""
-        self.closed, self.taken_out = True, False
+        self.closed = True
         self._drop()
 
     def _drop(self) -> None:
@@ -695,8 +688,8 @@ class _Tape:
             for target in targets:
                 self.watch.check_target(target)
         before = None if own else written_to.detach().as_subclass(Tensor).clone()
-        if not own and _is_shown_elsewhere(written_to, pytree.tree_leaves(args)):
-            self.watch.escaped = True
+        if not own:
+            LossWatch.escaped |= _is_shown_elsewhere(written_to, pytree.tree_leaves(args))
         key: list[Any] = [func]
         given: list[tuple[Tensor, State]] = []
         self.taken_out = False
@@ -752,8 +745,7 @@ class _Tape:
     def _shown(self, result: Any, states: list[State], is_new: bool) -> tuple[Any, list[int | None]]:
         """The result, watched, and the numbers of its tensors. `is_new`: nobody else has it."""
         if isinstance(result, Tensor):
-            if states[0] is not None and result._base is None:
-                private.mark_memory(result)
+            _mark(result, states[0])
             watched: Any = result if type(result) is _Watched else self.follow(result, states[0], is_new)
             return watched, [watched.number]
         leaves, structure = pytree.tree_flatten(result)
@@ -784,7 +776,7 @@ class _Tape:
         if type(tensor) is _Watched and _place(tensor)[0] is self:
             self._write(tensor, state)
         else:
-            self.watch.escaped |= _is_shown_elsewhere(tensor, views)
+            LossWatch.escaped |= _is_shown_elsewhere(tensor, views)
             self.watch.check_target(tensor)
             self._adopt(tensor, _NOT_FOLLOWED)
 
@@ -895,7 +887,7 @@ class _Tape:
     def _write(self, written: Any, state: State) -> None:
         """A watched tensor was written in place: what shares its memory is known no longer, if it is not as before."""
         if type(written._base) is Tensor:  # counts[label]: a view of what stood outside
-            self._also_written(written._base, _WRITTEN, [written])
+            self._also_written(written._base, _NOT_FOLLOWED, [written])
         number = _place(written)[1]
         if self.states[number] == state and keeps_memory(state):
             return
@@ -1318,7 +1310,7 @@ class _Generated(Tensor):
         place, name = (0, "gradient") if func is Tensor.backward else (1, "grad_outputs")
         given = rest[place] if len(rest) > place else kwargs.get(name)
         others = pytree.tree_leaves((rest, kwargs))
-        if given is not None or _escaped or any(type(one) is _Generated for one in others):
+        if given is not None or LossWatch.escaped or any(type(one) is _Generated for one in others):
             raise _not_free()
         _free.append(func)
         try:  # not without subclasses: what hooks do with numbers of a batch is to be seen
@@ -1562,7 +1554,7 @@ def _weighted(func: Any) -> ModelError:
     )
 
 
-def _of_numbers(tape: _Tape, func: Any, args: Any, kwargs: Any) -> None:
+def _of_python(tape: _Tape, func: Any, args: Any, kwargs: Any) -> None:
     """A Python function is given numbers, and one for each: of which rows it made what it puts there, nobody knows."""
     if func is not Tensor.apply_:
         raise ModelError(
@@ -1577,7 +1569,7 @@ _SPECIAL: dict[Any, Callable[..., Any]] = {
     F.cross_entropy: _of_labels, F.nll_loss: _of_labels,
     F.binary_cross_entropy: _of_probabilities, F.one_hot: _of_columns,
     F.triplet_margin_with_distance_loss: _of_distance,
-    Tensor.map_: _of_numbers, Tensor.map2_: _of_numbers, Tensor.apply_: _of_numbers,
+    Tensor.map_: _of_python, Tensor.map2_: _of_python, Tensor.apply_: _of_python,
     F.mse_loss: _of_weights, F.l1_loss: _of_weights, F.huber_loss: _of_weights, F.smooth_l1_loss: _of_weights,
 }  # fmt: skip
 _LOOKS = (F.gaussian_nll_loss, F.one_hot)
@@ -1757,7 +1749,7 @@ class _Watched(Tensor):
                 if type(args[0]) is _Watched:
                     tape.states[_place(args[0])[1]] = _NOT_FOLLOWED
                 else:
-                    tape.watch.escaped = True
+                    LossWatch.escaped = True
                 return func(*args, **kwargs)
             if name == "__get__":
                 result = func(*args, **kwargs)
@@ -1919,7 +1911,7 @@ def _tape_of(args: Any, kwargs: Any) -> _Tape | None:
         elif kind is slice:
             tape = _tape_of((value.start, value.stop, value.step), _NO_NAMES)
         elif kind is _Float or kind is _Int:
-            tape = None if (watch := value.watch()) is None else watch.of_numbers()
+            tape = None if (watch := value.watch()) is None else watch.tape_of_numbers()
         else:
             continue
         if tape is None or tape is found:
@@ -1937,9 +1929,7 @@ _NO_NAMES: dict[str, Any] = {}
 def _of_another(tape: _Tape | None, number: int) -> State:
     """The state of a value of another batch: totals may be added, and nothing else may be made of it."""
     state = None if tape is None or tape.closed else tape.states[number]
-    if tape is None:
-        return _TAKEN_OUT
-    if tape.closed and tape.taken_out:
+    if tape is None or tape.is_of_numbers:
         return _TAKEN_OUT
     if tape.closed:
         return _EARLIER
@@ -1971,7 +1961,7 @@ def _of_earlier(tape: _Tape | None, func: Any, args: Any, kwargs: Any) -> Any:
     if tape is not None and written:
         for target in written:
             tape.watch.check_target(target)
-        tape.watch.escaped |= sets or any(_is_shown_elsewhere(one, watched) for one in written)
+        LossWatch.escaped |= sets or any(_is_shown_elsewhere(one, watched) for one in written)
     others = [one for one in leaves if type(one) is not _Watched]
     others += [one._base for one in watched if type(one._base) is Tensor]  # counts[label], which is written
     versions = private.versions(others)
@@ -1980,7 +1970,7 @@ def _of_earlier(tape: _Tape | None, func: Any, args: Any, kwargs: Any) -> Any:
         moved = [one for one, before in zip(others, versions, strict=True) if private.version(one) != before]
         unsaid = [one for one in moved if not any(map(is_, repeat(one), written))]
         if tape is not None:
-            tape.watch.escaped |= any(_is_shown_elsewhere(one, watched) for one in unsaid)
+            LossWatch.escaped |= any(_is_shown_elsewhere(one, watched) for one in unsaid)
             for target in unsaid:
                 tape.watch.check_target(target)
         written += unsaid
@@ -2101,10 +2091,10 @@ def _refuse_transform(tensor: Any) -> None:
     Those of earlier batches may be looked at; what was made of them may be anywhere from here on.
     """
     tape = _place(tensor)[0] if type(tensor) is _Watched else None
-    if type(tensor) is _Watched and (tape is None or not tape.closed or tape.taken_out):
+    if type(tensor) is _Watched and (tape is None or not tape.closed or tape.is_of_numbers):
         raise _transformed()
     if tape is not None:
-        tape.watch.escaped = True
+        LossWatch.escaped = True
 
 
 def _transformed() -> ModelError:
@@ -2165,7 +2155,7 @@ def _run_unseen(name: str, run: Callable[[], Any], given: Any) -> Any:
     for one in (one for tensor in outside for one in (tensor, tensor._base) if type(one) is Tensor):
         one.__class__, one.tape = _Watched, tapes[0]  # type: ignore[attr-defined]
     if unseen or (isinstance(made, Tensor) and made.is_nested):
-        _escaped.append(None)
+        LossWatch.escaped = True
     return _as_earlier(tapes[0], made) if isinstance(made, Tensor) and not made.is_nested else made
 
 
