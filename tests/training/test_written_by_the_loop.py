@@ -746,6 +746,7 @@ COUNTS = {
     "+=": lambda counts, y: [counts.__setitem__((c, 0), counts[c, 0].__iadd__(1)) for c in y],
     "a view": lambda counts, y: [counts[c].add_(1) for c in y],
     "a view, and nothing says so": lambda counts, y: [F.threshold(counts[c], 0.5, 1.0, inplace=True) for c in y],
+    "a view of its shape": lambda counts, y: counts.view_as(wide := torch.stack([y] * 3, 1)).add_(wide + 1),
 }
 
 

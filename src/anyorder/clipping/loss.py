@@ -736,23 +736,25 @@ class _Tape:
                 for tensor, _ in given:
                     _seen(tensor, by_value)
         is_new = type(result) is Tensor and by_rules and _makes_new(func) and not any(map(is_, repeat(result), tensors))
-        shown, numbers = self._shown(result, states, is_new)
+        shown, numbers = self._shown(result, states, tensors, is_new)
         if numbers or written_to is not None:
             number = None if written_to is None else written_to.number
             self.calls.append(_Call(function, *stored, numbers, torch.is_grad_enabled(), number))
         return shown
 
-    def _shown(self, result: Any, states: list[State], is_new: bool) -> tuple[Any, list[int | None]]:
-        """The result, watched, and the numbers of its tensors. `is_new`: nobody else has it."""
+    def _shown(
+        self, result: Any, states: list[State], given: Sequence[Tensor], is_new: bool
+    ) -> tuple[Any, list[int | None]]:
+        """The result, watched, and the numbers of its tensors. `given`: of what; `is_new`: nobody else has it."""
         if isinstance(result, Tensor):
-            _mark(result, states[0])
+            _mark(result, states[0], given)
             watched: Any = result if type(result) is _Watched else self.follow(result, states[0], is_new)
             return watched, [watched.number]
         leaves, structure = pytree.tree_flatten(result)
         if not any(isinstance(leaf, Tensor) for leaf in leaves):
             return result, []
         for leaf, state in zip(leaves, states, strict=True):
-            _mark(leaf, state)
+            _mark(leaf, state, given)
         shown = [
             leaf if type(leaf) is _Watched or not isinstance(leaf, Tensor) else self.follow(leaf, state)
             for leaf, state in zip(leaves, states, strict=True)
@@ -886,8 +888,9 @@ class _Tape:
 
     def _write(self, written: Any, state: State) -> None:
         """A watched tensor was written in place: what shares its memory is known no longer, if it is not as before."""
-        if type(written._base) is Tensor:  # counts[label]: a view of what stood outside
-            self._also_written(written._base, _NOT_FOLLOWED, [written])
+        outside = _outside_of(written)
+        if outside is not None:
+            self._also_written(outside, _NOT_FOLLOWED, [written])
         number = _place(written)[1]
         if self.states[number] == state and keeps_memory(state):
             return
@@ -1634,8 +1637,8 @@ def _targets(func: Any, args: Any, kwargs: Any) -> list[Any]:
     elif "norm" in name and trains:
         found += [one for one in (*args[1:], *kwargs.values()) if isinstance(one, Tensor) and one.dim() == 1]
     tensors = [one for one in pytree.tree_leaves(found) if isinstance(one, Tensor)]
-    outside = [one._base if type(one) is _Watched else one for one in tensors]  # counts[label] shows what stood outside
-    return [one for one in outside if one is not None and type(one) is not _Watched]
+    outside = [_outside_of(one) if type(one) is _Watched else one for one in tensors]
+    return [one for one in outside if one is not None]
 
 
 def _on_copy(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -1963,7 +1966,7 @@ def _of_earlier(tape: _Tape | None, func: Any, args: Any, kwargs: Any) -> Any:
             tape.watch.check_target(target)
         LossWatch.escaped |= sets or any(_is_shown_elsewhere(one, watched) for one in written)
     others = [one for one in leaves if type(one) is not _Watched]
-    others += [one._base for one in watched if type(one._base) is Tensor]  # counts[label], which is written
+    others += [one for one in map(_outside_of, watched) if one is not None]
     versions = private.versions(others)
     result = func(*args, **kwargs)
     if others and private.versions(others) != versions:  # some is written, also by what does not say so
@@ -1978,13 +1981,13 @@ def _of_earlier(tape: _Tape | None, func: Any, args: Any, kwargs: Any) -> Any:
         if type(one) is Tensor:
             one.__class__ = _Watched
             one.tape = tape  # type: ignore[attr-defined]
-    return pytree.tree_map_only(Tensor, functools.partial(_as_earlier, tape), result)
+    return pytree.tree_map_only(Tensor, functools.partial(_as_earlier, tape, given=leaves), result)
 
 
-def _as_earlier(tape: _Tape | None, tensor: Any) -> Any:
-    """A tensor, watched as one of a batch whose backward pass has run."""
+def _as_earlier(tape: _Tape | None, tensor: Any, given: Sequence[Tensor] = ()) -> Any:
+    """A tensor, watched as one of a batch whose backward pass has run. `given`: of which it was made."""
     if type(tensor) is not _Watched:
-        _mark(tensor)
+        _mark(tensor, given=given)
         if tensor.layout is torch.strided:
             tensor = tensor.as_subclass(_Watched)
         else:  # torch makes no other object of one
@@ -1993,10 +1996,28 @@ def _as_earlier(tape: _Tape | None, tensor: Any) -> Any:
     return tensor
 
 
-def _mark(made: Any, state: Any = _OF_BATCH) -> None:
-    """Of what was made of a batch: `held.data = made` tells nobody. A view shows what is marked, or a constant."""
-    if state is not None and isinstance(made, Tensor) and made._base is None:
+_viewed: dict[int, weakref.ref[Tensor]] = {}
+"""Tensors that stood outside, of which a batch chose views: `counts[label]`."""
+
+
+def _mark(made: Any, state: Any = _OF_BATCH, given: Iterable[Tensor] = ()) -> None:
+    """Of what was made of a batch: `held.data = made` tells nobody. A view shows what is marked, or stood outside."""
+    if not isinstance(made, Tensor):
+        return
+    base = made._base
+    if base is None and state is not None:
         private.mark_memory(made)
+    elif type(base) is Tensor and any(base is one or (base is one._base and type(one) is Tensor) for one in given):
+        for gone in [key for key, own in _viewed.items() if own() is None]:
+            del _viewed[gone]
+        _viewed[id(base)] = weakref.ref(base)
+
+
+def _outside_of(view: Any) -> Tensor | None:
+    """What stood outside, of which a watched tensor is a view: not memory of the batch, nor what no variable shows."""
+    base: Tensor | None = view._base
+    own = _viewed.get(id(base)) if type(base) is Tensor else None
+    return base if own is not None and own() is base else None
 
 
 def _is_shown_elsewhere(written: Any, given: Iterable[Any] = ()) -> bool:
