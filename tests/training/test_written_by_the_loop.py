@@ -1,10 +1,12 @@
 """What a loop does with a batch beside its loss: writes into the model, copies, objects, hooks."""
 
 import copy
+import sys
 from collections import namedtuple
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from itertools import product
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import BatchSampler, DataLoader, TensorDataset, default_collate
 
 import anyorder as ao
+from anyorder.clipping.loss import LossWatch
 from anyorder.errors import LoaderError, ModelError, TrainingError
 
 ROWS = 8
@@ -555,6 +558,55 @@ def test_what_one_run_wrote_by_an_alias_is_refused_in_another_of_the_process():
         else:
             with pytest.raises(ModelError, match="were written, in this run or another one of the process"):
                 F.cross_entropy(outputs * constant, y).backward()
+
+
+def test_a_place_of_a_list_is_written_and_no_other_constant_is_refused():
+    """`losses[0][1] += loss` goes by a view of the row, which another variable may hold as well."""
+    _, private, optimizer, loader = private_of(nn.Linear(3, 3))
+    losses, constant = [torch.zeros(3) for _ in range(2)], torch.ones(3)
+    held = losses[0][:]
+    for step, (x, y) in enumerate(loader):
+        outputs = private(x)
+        if step:
+            with pytest.raises(ModelError, match="numbers of an earlier batch"):
+                F.cross_entropy(outputs * (held + 1), y).backward()
+            return
+        F.cross_entropy(outputs * constant, y).backward()
+        losses[0][1] += F.cross_entropy(outputs, y).detach()
+        losses[1][:2][0].add_(outputs.detach().mean())
+        optimizer.step()
+        assert not LossWatch.escaped
+    raise AssertionError("read")
+
+
+ALIASES = {
+    "an array": lambda held: held.numpy(),
+    "an array of a view": lambda held: held[1:].numpy(),
+    "data": lambda held: held.data,
+    "detach": lambda held: held.detach(),
+    "a parameter": lambda held: nn.Parameter(held[1:], requires_grad=False),
+}
+
+
+@pytest.mark.parametrize("alias", ALIASES)
+def test_a_view_is_written_that_something_else_shows_too(alias):
+    """It could be read there: losses with constants are refused, and told the line that wrote it."""
+    _, private, optimizer, loader = private_of(nn.Linear(3, 3))
+    held, constant = torch.ones(3), torch.ones(3)
+    shown, line = ALIASES[alias](held), 0
+    for step, (x, y) in enumerate(loader):
+        outputs = private(x)
+        loss = F.cross_entropy(outputs * constant, y)
+        if step:
+            with pytest.raises(ModelError, match=f"first in line {line} of {Path(__file__).name}"):
+                loss.backward()
+            return
+        loss.backward()
+        held[:2][1] += outputs.detach().mean()
+        line = sys._getframe().f_lineno - 1
+        assert float(shown[0 if len(shown) < 3 else 1]) != 1
+        optimizer.step()
+    raise AssertionError("read")
 
 
 def test_a_hook_on_the_graph_adds_nothing_to_a_batch_of_one_row():

@@ -265,7 +265,7 @@ def _run(train: Callable[..., Any], dataset: Any, first: _Run | None, secret: Se
     np.random.seed(seed)  # noqa: NPY002
     random.seed(seed)
     try:
-        with _released(run, first), _captured(run), patched(LossWatch, "escaped", False):  # as in a process of its own
+        with _released(run, first), _captured(run), patched(LossWatch, "escaped", ""):  # as in a process of its own
             try:
                 run.result = _shown(train(dataset, folder))
             except _Diverged:

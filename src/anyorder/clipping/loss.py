@@ -32,7 +32,9 @@ itself, and zero where none of its labels counts. Where each row has one label, 
 
 import copy
 import functools
+import gc
 import itertools
+import os
 import sys
 import types
 import weakref
@@ -120,11 +122,11 @@ class LossWatch:
         kept: how rows are kept apart in all batches so far: "proved", "mapped" (in one of them at least), "promised"
             (where tensors were taken for rows that nobody followed, of a batch that is not all tensors, or the loop
             saw Python values of one), or None before the first loss.
-        escaped: of all runs of the process: whether numbers of a batch are in memory of which no watched tensor tells
-            (`x.data.add_(loss)`), to the end of the process.
+        escaped: of all runs of the process: the line of a loop that first put numbers of a batch into memory of which
+            no watched tensor tells (`x.data.add_(loss)`), to the end of the process; empty where none did.
     """
 
-    escaped: ClassVar[bool] = False
+    escaped: ClassVar[str] = ""
 
     def __init__(
         self, reduction: str = "mean", parameters: Iterable[Tensor] = (), model: nn.Module | None = None
@@ -330,7 +332,7 @@ class LossWatch:
         for leaf in _flat(given):
             if type(leaf) is not _Watched:
                 if isinstance(leaf, Tensor) and (self.escaped or self.was_written(leaf)):
-                    raise ModelError(f"the model was given a tensor that {_WRITTEN.why}: give it the loader's own")
+                    raise ModelError(f"the model was given a tensor that {_words(_WRITTEN)}: give it the loader's own")
                 taken_for_rows = taken_for_rows or (self.has_unfollowed and isinstance(leaf, Tensor))
                 continue
             tape, number = _place(leaf)
@@ -689,7 +691,7 @@ class _Tape:
                 self.watch.check_target(target)
         before = None if own else written_to.detach().as_subclass(Tensor).clone()
         if not own:
-            LossWatch.escaped |= _is_shown_elsewhere(written_to, pytree.tree_leaves(args))
+            _keep_line(_escapes(self, written_to, pytree.tree_leaves(args)))
         key: list[Any] = [func]
         given: list[tuple[Tensor, State]] = []
         self.taken_out = False
@@ -764,21 +766,24 @@ class _Tape:
     def _adopt(self, tensor: Any, state: State) -> None:
         """Numbers of the batch were written into a tensor that stood outside: watch it from here on, as it is."""
         for one in (tensor, tensor._base):
-            if type(one) is Tensor:
-                one.__class__ = _Watched
-            if type(one) is _Watched:
-                one.tape, one.number, one.plain = self, len(self.states), None
-                self.states.append(state if one is tensor else _WRITTEN)
-                self._alive.append(weakref.ref(one))
+            if type(one) in _FOLLOWED:
+                self.take_in(one, state if one is tensor else _WRITTEN)
             if one is not None:  # and what else shows its memory
                 self.watch.written[one.untyped_storage().data_ptr()] = weakref.ref(one)
+
+    def take_in(self, one: Any, state: State) -> None:
+        """Watch a tensor that stood outside, as it is."""
+        one.__class__ = _Watched
+        one.tape, one.number, one.plain = self, len(self.states), None
+        self.states.append(state)
+        self._alive.append(weakref.ref(one))
 
     def _also_written(self, tensor: Any, state: State, views: Sequence[Tensor] = ()) -> None:
         """What a function wrote that is not said to write: outputs of `out=`, running means, `inplace=True`."""
         if type(tensor) is _Watched and _place(tensor)[0] is self:
             self._write(tensor, state)
         else:
-            LossWatch.escaped |= _is_shown_elsewhere(tensor, views)
+            _keep_line(_escapes(self, tensor, views))
             self.watch.check_target(tensor)
             self._adopt(tensor, _NOT_FOLLOWED)
 
@@ -937,7 +942,7 @@ class _Tape:
         finally:
             self.allowed, self.gradients = False, None
         # the model may read, from a global say, what the loop wrote there; nobody knows what a branch chose
-        assumed = self.assumed or self.watch.escaped or self.watch.was_seen
+        assumed = self.assumed or bool(self.watch.escaped) or self.watch.was_seen
         self.watch.kept = min("promised" if assumed else kept, self.watch.kept or "proved", key=_KEPT.index)
         self.close()
         return result
@@ -957,7 +962,7 @@ class _Tape:
             n for call in calls for n in _leaves(call, _Operand)
         ):  # perhaps since then
             raise ModelError(
-                f"the loss couples examples: it {_WRITTEN.why}. Write into no alias (.data, .detach(), a view): "
+                f"the loss couples examples: it {_words(_WRITTEN)}. Write into no alias (.data, .detach(), a view): "
                 "average = 0.9 * average + 0.1 * loss.detach(), and begin a new process"
             )
         alone = self.sizes == [1] and not (self.foreign or self.of_numbers or self.of_written or self.exposed)
@@ -967,7 +972,7 @@ class _Tape:
             product: Any = self.call(torch.sum, (self.call(torch.mul, (loss, gradient), {}),), {})
             number, state = product.number, self.states[product.number]
         if isinstance(state, (Coupled, Picked)):
-            why = state.why if isinstance(state, Coupled) else "is of what a mask chose"
+            why = _words(state) if isinstance(state, Coupled) else "is of what a mask chose"
             raise ModelError(f"the loss couples examples: it {why}; {_CURE}")
         if self.exposed and self.given_on:  # what lies between networks is not run again
             raise _unseen()
@@ -1752,7 +1757,7 @@ class _Watched(Tensor):
                 if type(args[0]) is _Watched:
                     tape.states[_place(args[0])[1]] = _NOT_FOLLOWED
                 else:
-                    LossWatch.escaped = True
+                    _keep_line(True)
                 return func(*args, **kwargs)
             if name == "__get__":
                 result = func(*args, **kwargs)
@@ -1964,7 +1969,7 @@ def _of_earlier(tape: _Tape | None, func: Any, args: Any, kwargs: Any) -> Any:
     if tape is not None and written:
         for target in written:
             tape.watch.check_target(target)
-        LossWatch.escaped |= sets or any(_is_shown_elsewhere(one, watched) for one in written)
+        _keep_line(sets or any(_escapes(tape, one, watched) for one in written))
     others = [one for one in leaves if type(one) is not _Watched]
     others += [one for one in map(_outside_of, watched) if one is not None]
     versions = private.versions(others)
@@ -1973,7 +1978,7 @@ def _of_earlier(tape: _Tape | None, func: Any, args: Any, kwargs: Any) -> Any:
         moved = [one for one, before in zip(others, versions, strict=True) if private.version(one) != before]
         unsaid = [one for one in moved if not any(map(is_, repeat(one), written))]
         if tape is not None:
-            LossWatch.escaped |= any(_is_shown_elsewhere(one, watched) for one in unsaid)
+            _keep_line(any(_escapes(tape, one, watched) for one in unsaid))
             for target in unsaid:
                 tape.watch.check_target(target)
         written += unsaid
@@ -2020,18 +2025,46 @@ def _outside_of(view: Any) -> Tensor | None:
     return base if own is not None and own() is base else None
 
 
-def _is_shown_elsewhere(written: Any, given: Iterable[Any] = ()) -> bool:
+def _keep_line(escaped: bool) -> None:
+    """Numbers of a batch are where nothing tells of them: keep which line of the loop put the first there."""
+    if not escaped or LossWatch.escaped:
+        return
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("anyorder", "torch"):
+        frame = frame.f_back
+    LossWatch.escaped = f"line {frame.f_lineno} of {os.path.basename(frame.f_code.co_filename)}"
+
+
+def _words(state: Coupled) -> str:
+    """Why rows are coupled, with the line that let numbers of a batch escape, where one did."""
+    line = LossWatch.escaped if state is _WRITTEN else ""
+    return f"{state.why} (by an alias, first in {line})" if line else state.why
+
+
+_FOLLOWED = (Tensor, _Watched)
+
+
+def _escapes(tape: _Tape | None, written: Any, given: Iterable[Any] = ()) -> bool:
     """Whether what is written into a tensor can be read of others, which cannot be watched: lists, parameters, aliases.
 
-    A view and what it is a view of are known to each other, and so is a watched view that is given. An alias that
-    `x.data` or `x.detach()` makes is not.
+    A view and what it is a view of are known to each other, and so is a watched view that is given. The collector of
+    Python knows other views (the row in `log[0][1] += loss.detach()`), which are watched from here on. An alias that
+    `x.data`, `x.detach()` or NumPy makes may be anywhere.
     """
     if not isinstance(written, Tensor):
         return True
-    own = (id(written), id(written._base))
-    views = [one for one in given if type(one) is _Watched and one._base is not None and id(one._base) in own]
-    known = [one for one in (written, written._base, *views) if one is not None]
-    return any(type(one) not in (Tensor, _Watched) for one in known) or private.uses_of_memory(written) > len(known)
+    base = written if written._base is None else written._base
+    known = {id(base): base, id(written): written}
+    known |= {id(one): one for one in given if type(one) is _Watched and one._base is base}  # a search is dear
+    uses = private.uses_of_memory(written)
+    if uses > len(known) and tape is not None and not LossWatch.escaped:
+        with private.WithoutSubclasses():
+            views = [one for one in gc.get_objects() if type(one) in _FOLLOWED and one._base is base]
+        known |= {id(one): one for one in views}
+        for view in views if uses == len(known) else ():
+            if type(view) is Tensor and view is not written:
+                tape.take_in(view, _WRITTEN)
+    return uses > len(known) or any(type(one) not in _FOLLOWED for one in known.values())
 
 
 def _ordinary(tensor: Tensor) -> Tensor:
@@ -2098,7 +2131,8 @@ def rows_of(name: str, values: Any, rows: int, tape: _Tape | None) -> Tensor:
     state = own.states[number]
     alone = rows == 1 and not (own.foreign or own.of_numbers or own.of_written)
     if not alone and (state != _BY_ROW or own.sizes != [rows]):
-        why = state.why if isinstance(state, Coupled) else "is not made of operations that are known to keep rows apart"
+        unknown = "is not made of operations that are known to keep rows apart"
+        why = _words(state) if isinstance(state, Coupled) else unknown
         raise ModelError(
             f"{name} couples examples, or may: it {why}; give one value for each example, of this example alone, in "
             "the batch's order"
@@ -2115,7 +2149,7 @@ def _refuse_transform(tensor: Any) -> None:
     if type(tensor) is _Watched and (tape is None or not tape.closed or tape.is_of_numbers):
         raise _transformed()
     if tape is not None:
-        LossWatch.escaped = True
+        _keep_line(True)
 
 
 def _transformed() -> ModelError:
@@ -2171,12 +2205,12 @@ def _run_unseen(name: str, run: Callable[[], Any], given: Any) -> Any:
             "model's forward"
         )
     outside = [tensor for tensor in tensors if talks and type(tensor) is not _Watched]
-    unseen = "object" in name or any(map(_is_shown_elsewhere, outside))
+    unseen = "object" in name or any(_escapes(tapes[0], one) for one in outside)
     made = run()
     for one in (one for tensor in outside for one in (tensor, tensor._base) if type(one) is Tensor):
         one.__class__, one.tape = _Watched, tapes[0]  # type: ignore[attr-defined]
     if unseen or (isinstance(made, Tensor) and made.is_nested):
-        LossWatch.escaped = True
+        _keep_line(True)
     return _as_earlier(tapes[0], made) if isinstance(made, Tensor) and not made.is_nested else made
 
 
