@@ -11,11 +11,13 @@ from torch.utils.data import DataLoader, TensorDataset
 from typer.testing import CliRunner
 
 import anyorder as ao
+from anyorder.app import folder
 from anyorder.app.cli import app
 from anyorder.app.job import Settings, train
 from anyorder.errors import CertificateError
 from anyorder.formats import save_json
 from anyorder.plan.certificate import Certificate
+from anyorder.release import checkpoint
 from anyorder.release.weights import digests, digests_of_file
 
 
@@ -53,10 +55,12 @@ def test_the_published_folder_holds_known_public_files_alone_and_verifies(run):
 @pytest.mark.parametrize("form", ["bytes", "hex", "HEX"])
 @pytest.mark.parametrize("whose", ["noise", "record"])
 def test_a_file_that_holds_a_key_of_the_run_is_not_published(whose, form, run):
-    from anyorder.app.publishing import _secrets
-
-    raw, low, up = _secrets(run)[:3] if whose == "noise" else _secrets(run)[3:]
-    (run / "metrics.json").write_bytes(b'{"note": "' + {"bytes": raw, "hex": low, "HEX": up}[form] + b'"}')
+    if whose == "noise":
+        key = bytes(checkpoint.load(run / folder.CHECKPOINT)["key"])
+    else:
+        key = bytes.fromhex(json.loads((run / folder.EVIDENCE).read_text())["record_key"])
+    written = {"bytes": key, "hex": key.hex().encode(), "HEX": key.hex().upper().encode()}[form]
+    (run / "metrics.json").write_bytes(b'{"note": "' + written + b'"}')
     done = invoke("publish", run)
     assert done.exit_code == 1
     assert "holds a secret key" in done.stderr

@@ -455,6 +455,23 @@ def hook(private, fake, x, looks):
     return private(fake).mean()
 
 
+def hook_by_a_number(private, fake, x, looks):
+    fake.register_hook(lambda gradient: gradient * round(float(x.detach().sum()), 3))
+    return private(fake).mean()
+
+
+def hook_by_an_item(private, fake, x, looks):
+    total = x.sum()
+    fake.register_hook(lambda gradient: gradient * float(str(total.item())))
+    return private(fake).mean()
+
+
+def hook_by_a_branch(private, fake, x, looks):
+    total = x.sum()
+    fake.register_hook(lambda gradient: gradient * (2.0 if total > 0 else 1.0))
+    return private(fake).mean()
+
+
 def own_function(private, fake, x, looks):
     return Scaled.apply(private(fake), x).mean()
 
@@ -512,8 +529,10 @@ def score(private, fake, x, looks):
 
 
 WAYS = [
-    *((f, g, without) for f in (kept_as_weight, hook, own_function) for g in (backward, grad)),
+    *((f, g, without) for f in (kept_as_weight, hook, hook_by_a_number, own_function) for g in (backward, grad)),
     (kept_by_a_hook, backward, without),
+    (hook_by_an_item, backward, without),
+    (hook_by_a_branch, grad, without),
     *((f, backward, evaluated) for f in (kept_by_a_hook, kept_as_weight)),
     *((f, backward, without) for f in (by_a_part, of_the_batch_alone)),
     *((f, g, without) for f in (alias_of_a_constant, data_of_an_output) for g in (backward, grad)),
