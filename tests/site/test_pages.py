@@ -159,7 +159,7 @@ QUESTIONS = {
     "publish model": "files/", "streaming data": "streams/", "data protection officer report": "certificates/",
     "class weights": "clipping/", "imbalanced": "clipping/", "DDP": "distributed/", "batch norm": "models/",
     "GAN": "patterns/", "validation data": "tuning/", "accuracy is low": "quickstart/", "shuffled batches": "orders/",
-    "gradient accumulation": "quickstart/", "diffusion": "models/",
+    "gradient accumulation": "quickstart/", "diffusion": "models/", "adversarial examples": "patterns/",
 }  # fmt: skip
 """What people type, and the page that answers it."""
 

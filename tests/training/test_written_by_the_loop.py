@@ -560,6 +560,33 @@ def test_what_one_run_wrote_by_an_alias_is_refused_in_another_of_the_process():
                 F.cross_entropy(outputs * constant, y).backward()
 
 
+def by_backward(private, x, y):
+    x.requires_grad_(True)
+    F.cross_entropy(private(x), y).backward()
+
+
+def by_grad(private, x, y):
+    x.requires_grad = True
+    torch.autograd.grad(F.cross_entropy(private(x), y), x)
+
+
+def of_a_copy(private, x, y):
+    moved = x.clone().detach().requires_grad_(True)
+    torch.autograd.grad(F.cross_entropy(private(moved), y), moved)
+
+
+@pytest.mark.parametrize("attack", [by_backward, by_grad, of_a_copy])
+def test_adversarial_examples_are_told_what_to_write(attack):
+    _, private, optimizer, loader = private_of(nn.Linear(3, 3))
+    x, y = next(iter(loader))
+    with pytest.raises(ModelError, match=r"adversarial examples torch.autograd.grad of model.module\(x\)"):
+        attack(private, x, y)
+    moved = x.detach().clone().requires_grad_(True)
+    (slope,) = torch.autograd.grad(F.cross_entropy(private.module(moved), y, reduction="sum"), moved)
+    F.cross_entropy(private(x.detach() + slope.sign()), y).backward()
+    optimizer.step()
+
+
 def test_a_place_of_a_list_is_written_and_no_other_constant_is_refused():
     """`losses[0][1] += loss` goes by a view of the row, which another variable may hold as well."""
     _, private, optimizer, loader = private_of(nn.Linear(3, 3))

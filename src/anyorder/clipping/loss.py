@@ -1572,11 +1572,20 @@ def _of_python(tape: _Tape, func: Any, args: Any, kwargs: Any) -> None:
     tape.watch.was_seen = True
 
 
+def _of_gradients(tape: _Tape, func: Any, args: Any, kwargs: Any) -> None:
+    """The loop wants gradients of a tensor of the batch: the model is given this one, which it refuses with a word of
+    what to write, and not the loader's own, which would have none.
+    """
+    if type(args[0]) is _Watched:
+        args[0].plain = None
+
+
 _LABEL_NAMES = ("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction")
 _SPECIAL: dict[Any, Callable[..., Any]] = {
     F.cross_entropy: _of_labels, F.nll_loss: _of_labels,
     F.binary_cross_entropy: _of_probabilities, F.one_hot: _of_columns,
     F.triplet_margin_with_distance_loss: _of_distance,
+    Tensor.requires_grad_: _of_gradients, getattr(Tensor.requires_grad, "__set__", None): _of_gradients,
     Tensor.map_: _of_python, Tensor.map2_: _of_python, Tensor.apply_: _of_python,
     F.mse_loss: _of_weights, F.l1_loss: _of_weights, F.huber_loss: _of_weights, F.smooth_l1_loss: _of_weights,
 }  # fmt: skip
