@@ -292,8 +292,8 @@ def _in_place(function):
 class Maker:
     """Draws a call of a random operation on values of a pool: a name, and a function of the pool."""
 
-    def __init__(self, r):
-        self.r = r
+    def __init__(self, r, at_rows=False):
+        self.r, self.at_rows = r, at_rows
 
     def pick(self, pool, test=lambda t: True):
         fits = [i for i, t in enumerate(pool) if test(t)]
@@ -304,6 +304,8 @@ class Maker:
     def call(self, pool):
         r = self.r
         i = self.pick(pool)
+        if self.at_rows and r.random() < 0.5:
+            return self._at_rows(i, torch.empty(pool[i].shape, dtype=pool[i].dtype, device="meta"), pool)
         kind = r.choice(
             [
                 "unary",
@@ -531,6 +533,46 @@ class Maker:
                 ("where constant", lambda p: torch.where(mask(p), torch.ones(x.shape, dtype=torch.float64), p[i])),
             ]
         )
+
+    def _at_rows(self, i, x, pool):
+        """`x[k] = f(x[k])` with a constant k, and what looks like it."""
+        r, size = self.r, x.shape[0]
+        k = self.pick(pool, lambda t: t.shape == x.shape and t.dtype == x.dtype) if r.random() < 0.4 else i
+
+        def places():
+            if r.random() < 0.5:
+                return torch.tensor([r.random() < 0.5 for _ in range(size)], dtype=r.choice([torch.bool, torch.uint8]))
+            drawn = [r.randrange(-size, size) for _ in range(r.randint(0, size))]
+            return torch.tensor(drawn if r.random() < 0.5 else r.sample(range(size), r.randint(1, size))).long()
+
+        at = places()
+        taken = at if r.random() < 0.7 else places()
+        dim = _dim(r, x)
+        change = r.choice(
+            [
+                torch.neg,
+                lambda t: t.flip(dim),
+                lambda t: t + 1,
+                lambda t: t.flatten(),
+                lambda t: t[:1],
+                lambda t: t.roll(1, dim),
+                lambda t: t[0],
+                torch.clone,
+                lambda t: t.transpose(0, -1),
+                lambda t: t.softmax(dim) if t.is_floating_point() else t,
+            ]
+        )
+        add = r.random() < 0.2
+
+        def write(p):
+            made = p[i].clone()
+            value = change(p[k][taken])
+            if add:
+                return made.index_put((at,), value, accumulate=True)
+            made[at] = value
+            return made
+
+        return "at rows", write
 
     def _product(self, i, x, pool):
         r = self.r
@@ -812,11 +854,14 @@ def state_of(value):
     return tape.states[number]
 
 
-def wrong(seed, length=5):
-    """What is said of a value and is not so, of a random program; None where all is well; and what was proved."""
+def wrong(seed, length=5, at_rows=False):
+    """What is said of a value and is not so, of a random program; None where all is well; and what was proved.
+
+    `at_rows`: every second call writes into rows at constant places.
+    """
     r = random.Random(seed)
     rows, data, generator = batch(r)
-    watch, maker = LossWatch(), Maker(r)
+    watch, maker = LossWatch(), Maker(r, at_rows)
     outputs, pool = begin(watch, rows, data)
     names, calls = [], []
     for _ in range(length * 4):

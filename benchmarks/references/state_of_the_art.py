@@ -149,7 +149,7 @@ def _same(entry: Entry, ours: dict[str, float], prefix: str = "") -> Values:
 
 def lambda_cgd(entry: Entry, where: str) -> Values:
     order = scenario(where)
-    yield from _same(entry, measured(BandedInverse.lambda_cgd(entry["lambda"], order.n), order), "their C: ")
+    yield from _same(entry, measured(BandedInverse([1.0, -entry["lambda"]], order.n), order), "their C: ")
     best = fit("banded_inverse", W.prefix_sum(order.n), order, bands=2)
     yield Value(entry["id"], "lambda", entry["lambda"], float(-best.noising_coefficients(2)[1]), "side")
     yield Value(entry["id"], "optimum: rmse", entry["rmse"], measured(best, order)["rmse"], "least", reason=STOPPED)

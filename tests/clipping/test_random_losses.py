@@ -20,3 +20,14 @@ def test_what_is_said_of_random_programs_is_so():
         assert wrong is None
         total += seen
     assert min(total["ByRow"], 6 * total["Total"], total["Coupled"]) > 100
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_is_said_of_rows_that_are_written_at_constant_places_is_so():
+    warnings.simplefilter("ignore")
+    total = Counter()
+    for seed in range(200):
+        wrong, seen = random_losses.wrong(seed, at_rows=True)
+        assert wrong is None
+        total += seen
+    assert min(total["ByRow"], total["Coupled"]) > 100

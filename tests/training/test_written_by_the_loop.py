@@ -9,6 +9,7 @@ from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -558,6 +559,135 @@ def test_what_one_run_wrote_by_an_alias_is_refused_in_another_of_the_process():
         else:
             with pytest.raises(ModelError, match="were written, in this run or another one of the process"):
                 F.cross_entropy(outputs * constant, y).backward()
+
+
+CHANGES = {
+    "flips": lambda x, k: x.__setitem__(k, x[k].flip(1)),
+    "noise": lambda x, k: x.__setitem__(k, x[k] + torch.randn(x.shape)[k]),
+    "indices": lambda x, k: x.__setitem__(k.nonzero()[:, 0], -x[k.nonzero()[:, 0]]),
+    "both": lambda x, k: x.__setitem__(k.nonzero()[:, 0], -x[k]),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("rows", list(product([False, True], repeat=3)))
+def test_rows_at_constant_places_may_be_changed(change, rows):
+    """An augmentation of some examples: each row is of its example as before."""
+    engine, private, optimizer, loader = private_of(nn.Linear(3, 3))
+    for (x, y), k in zip(
+        loader, [(*rows, True), (*rows[::-1], False)], strict=True
+    ):  # what was found of one is not of all
+        CHANGES[change](x, torch.tensor(k))
+        F.cross_entropy(private(x), y).backward()
+        optimizer.step()
+    assert engine.training.loss_kept == "proved"
+
+
+OTHERS = {
+    "rows in another order": lambda x, k: x.__setitem__(k, x[k].flip(0)),
+    "rows of other places": lambda x, k: x.__setitem__(k, x[k.flip(0)]),
+    "one row": lambda x, k: x.__setitem__(k, x[k][:1]),
+    "a mask of bytes": lambda x, k: x.__setitem__(torch.ones(4, dtype=torch.uint8), x[torch.ones(4).long()]),
+    "a column": lambda x, k: x.__setitem__(torch.tensor([0, 1, 3]), x[torch.tensor([0, 1, 3])][:, 0]),
+}
+
+
+@pytest.mark.filterwarnings("ignore:indexing with dtype torch.uint8")
+@pytest.mark.parametrize("change", OTHERS)
+def test_rows_of_others_are_not_written(change):
+    _, private, _, loader = private_of(nn.Linear(3, 3))
+    x, _ = next(iter(loader))
+    OTHERS[change](x, torch.tensor([True, False, True, True]))
+    with pytest.raises(ModelError, match="rows"):
+        private(x)
+
+
+def expanded(out, x, y):
+    centre = torch.ones(3)
+    shown = centre.expand_as(out)
+    centre += out.detach().mean(0)
+    return out - shown
+
+
+def viewed(out, x, y):
+    centre = torch.ones(ROWS // 2, 3)
+    shown = centre.view_as(out)
+    centre.add_((out - shown).detach().mean(0))
+    return out - shown
+
+
+def chosen_of_a_parameter(out, x, y):
+    table = nn.Parameter(torch.ones(3, 3), requires_grad=False)
+    table[y[0]].lerp_(out.detach()[0], 0.5)
+    return out * (table + 0)[0]
+
+
+def chosen_of_a_subclass(out, x, y):
+    table = torch.ones(3, 3).as_subclass(Own)
+    table[y[0]].add_(out.detach()[0])
+    return out * (table.as_subclass(torch.Tensor) + 0)[0]
+
+
+def base_that_moved(out, x, y):
+    centre = torch.ones(3, 1)
+    turned = centre.T
+    centre.data = torch.zeros(3, 1)
+    alias = centre.detach()
+    centre.add_(out.detach().mean(0)[:, None])
+    assert turned.sum() == 3
+    return out * (alias + 1).T
+
+
+def view_that_moved(out, x, y):
+    centre = torch.ones(3, 1)
+    one, other = centre.T, centre[:, 0]
+    one.data = torch.zeros(1, 3)
+    centre.add_(out.detach().mean(0)[:, None])
+    return out * (other + 1)
+
+
+def array(out, x, y):
+    centre = np.ones(3, np.float32)
+    torch.from_numpy(centre).add_(out.detach().mean(0))
+    return out * torch.from_numpy(centre)
+
+
+class Own(torch.Tensor):
+    pass
+
+
+SHOWN = (
+    expanded, viewed, chosen_of_a_parameter, chosen_of_a_subclass, base_that_moved, view_that_moved, array,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("way", SHOWN)
+def test_numbers_of_the_batch_are_read_in_no_other_tensor(way):
+    _, private, _, loader = private_of(nn.Linear(3, 3))
+    x, y = next(iter(loader))
+    with pytest.raises(ModelError, match="were written"):
+        F.cross_entropy(way(private(x), x, y), y).backward()
+
+
+def test_a_view_of_another_engines_batch_is_no_constant():
+    centre, engines = torch.ones(3), [private_of(nn.Linear(3, 3)) for _ in range(2)]
+    (x, y), (other, _) = (next(iter(loader)) for _, _, _, loader in engines)
+    shown = centre.expand_as(other)
+    centre += engines[0][1](x).detach().mean(0)
+    with pytest.raises(ModelError, match="were written|two batches"):
+        F.cross_entropy(engines[1][1](other) - shown, y).backward()
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before backward", "after backward"])
+def test_a_row_of_a_weight_that_a_label_chose_is_not_written(after):
+    _, private, _, loader = private_of(nn.Linear(3, 3))
+    x, y = next(iter(loader))
+    before, loss = copy.deepcopy(private.module.state_dict()), F.cross_entropy(private(x), y)
+    if after:
+        loss.backward()
+    with torch.no_grad(), pytest.raises(ModelError, match="are written into 'weight'"):
+        private.module.weight[y[3]].copy_(x[3])
+    assert all(torch.equal(value, before[name]) for name, value in private.module.state_dict().items())
 
 
 def by_backward(private, x, y):

@@ -97,8 +97,8 @@ _WRITTEN = Coupled(
     "example may move the gradients of others"
 )
 _TAKEN_OUT = Coupled(
-    "has a number that was taken out of the batch with item() or tolist(), so that one example may move the gradients "
-    "of others; such numbers may be printed and logged"
+    "has a number that was taken out of the batch with item() or tolist(), or is the end of a slice (x[:n]), so that "
+    "one example may move the gradients of others; such numbers may be printed and logged"
 )
 _NOT_FOLLOWED = Coupled("comes by a way that is not followed, so that one example may move the gradients of others")
 
@@ -1573,9 +1573,7 @@ def _of_python(tape: _Tape, func: Any, args: Any, kwargs: Any) -> None:
 
 
 def _of_gradients(tape: _Tape, func: Any, args: Any, kwargs: Any) -> None:
-    """The loop wants gradients of a tensor of the batch: the model is given this one, which it refuses with a word of
-    what to write, and not the loader's own, which would have none.
-    """
+    """The loop wants gradients of the batch: the model is given, and refuses, this tensor, and not the loader's own."""
     if type(args[0]) is _Watched:
         args[0].plain = None
 
@@ -2021,7 +2019,11 @@ def _mark(made: Any, state: Any = _OF_BATCH, given: Iterable[Tensor] = ()) -> No
     base = made._base
     if base is None and state is not None:
         private.mark_memory(made)
-    elif type(base) is Tensor and any(base is one or (base is one._base and type(one) is Tensor) for one in given):
+    elif (
+        base is not None
+        and type(base) is not _Watched
+        and any(base is one or (base is one._base and type(one) is not _Watched) for one in given)
+    ):
         for gone in [key for key, own in _viewed.items() if own() is None]:
             del _viewed[gone]
         _viewed[id(base)] = weakref.ref(base)
@@ -2030,7 +2032,7 @@ def _mark(made: Any, state: Any = _OF_BATCH, given: Iterable[Tensor] = ()) -> No
 def _outside_of(view: Any) -> Tensor | None:
     """What stood outside, of which a watched tensor is a view: not memory of the batch, nor what no variable shows."""
     base: Tensor | None = view._base
-    own = _viewed.get(id(base)) if type(base) is Tensor else None
+    own = _viewed.get(id(base)) if base is not None and type(base) is not _Watched else None
     return base if own is not None and own() is base else None
 
 
@@ -2054,26 +2056,36 @@ _FOLLOWED = (Tensor, _Watched)
 
 
 def _escapes(tape: _Tape | None, written: Any, given: Iterable[Any] = ()) -> bool:
-    """Whether what is written into a tensor can be read of others, which cannot be watched: lists, parameters, aliases.
+    """Whether what is written into a tensor can be read of others, which cannot be watched: lists, parameters, aliases,
+    arrays.
 
     A view and what it is a view of are known to each other, and so is a watched view that is given. The collector of
-    Python knows other views (the row in `log[0][1] += loss.detach()`), which are watched from here on. An alias that
-    `x.data`, `x.detach()` or NumPy makes may be anywhere.
+    Python knows other views (the row in `log[0][1] += loss.detach()`). All of them are of the batch from here on. An
+    alias that `x.data` or `x.detach()` makes may be anywhere, and so may memory that is not torch's own (NumPy).
     """
     if not isinstance(written, Tensor):
         return True
-    base = written if written._base is None else written._base
-    known = {id(base): base, id(written): written}
-    known |= {id(one): one for one in given if type(one) is _Watched and one._base is base}  # a search is dear
-    uses = private.uses_of_memory(written)
-    if uses > len(known) and tape is not None and not LossWatch.escaped:
-        with private.WithoutSubclasses():
-            views = [one for one in gc.get_objects() if type(one) in _FOLLOWED and one._base is base]
-        known |= {id(one): one for one in views}
-        for view in views if uses == len(known) else ():
-            if type(view) is Tensor and view is not written:
-                tape.take_in(view, _WRITTEN)
-    return uses > len(known) or any(type(one) not in _FOLLOWED for one in known.values())
+    with private.WithoutSubclasses():
+        own, base = private.memory(written), written if written._base is None else written._base
+        views = [one for one in given if type(one) is _Watched and one._base is base]
+        if any(private.memory(one) != own for one in views):  # view.data = .., or that of its base
+            return True
+        known = {id(one): one for one in (base, written, *views) if private.memory(one) == own}
+        uses = private.uses_of_memory(written)
+        if uses != len(known) and not LossWatch.escaped:  # a search is dear
+            found = [one for one in gc.get_objects() if type(one) in _FOLLOWED and one._base is base]
+            known |= {id(one): one for one in found if private.memory(one) == own}
+        outside = [one for one in known.values() if type(one) is Tensor and one is not written and one is not base]
+        strange = any(type(one) not in _FOLLOWED for one in known.values()) or (outside and tape is None)
+        if uses != len(known) or strange or not private.is_of_torch(written):
+            return True
+    for view in outside:
+        tape.take_in(view, _WRITTEN)  # type: ignore[union-attr]
+    for one in known.values():
+        place, number = _place(one) if type(one) is _Watched else (None, -1)
+        if place is not None and not place.closed:  # it may have been public
+            place.states[number] = _WRITTEN
+    return False
 
 
 def _ordinary(tensor: Tensor) -> Tensor:

@@ -495,7 +495,9 @@ def _indexed(call: AtenCall, results: Sequence[Tensor]) -> State:
     given = [(i, t, call.state_of(t)) for i, t in enumerate(indices) if t is not None]
     if any(t.dtype in (torch.bool, torch.uint8) for _, t, _ in given):
         if isinstance(state, ByRow) and len(given) == 1 and given[0][0] == 0 == state.dim:
-            of_mask = given[0][2]
+            _, mask, of_mask = given[0]
+            if of_mask is None and mask.dim() == 1 and state.inner == 1:
+                return _taken(state, mask.nonzero().flatten().tolist(), len(x))
             return Picked(state.axis) if of_mask in (None, state) else _coupled("a mask of other rows")
         return NoRule("a mask")
     adjacent = [i for i, _, _ in given] == list(range(given[0][0], given[0][0] + len(given)))
@@ -525,10 +527,26 @@ def _indexed(call: AtenCall, results: Sequence[Tensor]) -> State:
     return whole._replace(dim=whole.dim + state.dim) if isinstance(whole, ByRow) else whole
 
 
+def _taken(state: ByRow, rows: list[int], size: int) -> ByRow:
+    """These rows of what has so many, in this order."""
+    return state if rows == list(range(size)) else state._replace(axis=(*state.axis, ("index", *rows)))
+
+
 def _mask_selected(call: AtenCall, results: Sequence[Tensor]) -> State:
     """Numbers that a mask of the same rows chose."""
     state = joined(call.name, list(zip(call.tensors, call.states, strict=True)), max(t.dim() for t in call.tensors))
     return Picked(state.axis) if isinstance(state, ByRow) else state
+
+
+def _goes_to_its_rows(call: AtenCall, state: ByRow) -> bool:
+    """Whether x[k] = numbers puts into each row what is of this row, as x[k] = f(x[k]) does with a constant k."""
+    x, numbers, (k, *more) = call.values["self"], call.values["values"], call.values["indices"]
+    own = call.state_of(numbers)
+    if more or not isinstance(own, ByRow) or call.state_of(k) is not None or k.dim() != 1 or state[1:] != (0, 1):
+        return False
+    rows = (k.nonzero().flatten() if k.dtype in (torch.bool, torch.uint8) else k).tolist()
+    row_by_row = own[1:] == (0, 1) and numbers.dim() == x.dim()
+    return own.axis == _taken(state, rows, len(x)).axis and (row_by_row or len(rows) == 1)
 
 
 def _written_at(call: AtenCall, results: Sequence[Tensor]) -> State:
@@ -538,10 +556,12 @@ def _written_at(call: AtenCall, results: Sequence[Tensor]) -> State:
     if not isinstance(state, ByRow):
         return NoRule("index_put")
     others = [s for s in (call.state_of(numbers), *of_indices) if s is not None]
-    if any(not isinstance(s, ByRow) or s.axis != state.axis for s in others):
-        return _coupled("numbers written into rows that are of others, or where others say")
     if not others:
         return state
+    if _goes_to_its_rows(call, state):
+        return state
+    if any(not isinstance(s, ByRow) or s.axis != state.axis for s in others):
+        return _coupled("numbers written into rows of others, or where others say: write torch.where(mask, new, x)")
     by_mask = state.dim == 0 and len(indices) == 1 and of_indices == [state] and indices[0].dtype is torch.bool
     return state if by_mask and others == [state] and numbers.numel() == 1 else NoRule("index_put")
 
@@ -775,7 +795,8 @@ class Interpreter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.looked = self.looked or any(s is not None for s in call.states)
             self.read.update(call.states)
             return
-        self.exact = self.exact or (call.name == "index" and any(s is not None for s in call.states))
+        at_constant = call.name == "index" or (call.name == "index_put" and call.state_of(call.values["values"]))
+        self.exact = self.exact or bool(at_constant and any(s is not None for s in call.states))
         made = result_states(call, results)
         if call.in_place:
             self._write(call.tensors[0], made[0])

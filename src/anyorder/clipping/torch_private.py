@@ -176,6 +176,11 @@ def is_marked(tensor: Tensor) -> bool:
 check_names(torch._C, ("_storage_Use_Count",), torch)
 
 
+def is_of_torch(tensor: Tensor) -> bool:
+    """Whether torch made its memory: that of an array of NumPy may be shown by any number of storages."""
+    return tensor.layout is not torch.strided or bool(tensor.untyped_storage().resizable())
+
+
 def uses_of_memory(tensor: Tensor) -> int:
     """How many tensors show the memory of this one, itself among them; what autograd has saved may count too."""
     storage = tensor.untyped_storage()  # which is a use too, while it lives: in torch 2.8 only then

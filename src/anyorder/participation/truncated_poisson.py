@@ -74,11 +74,6 @@ class TruncatedPoisson(AmplifiedOrder):
             )
 
     @property
-    def group_size(self) -> int:
-        """Units of the largest group."""
-        return -(-self.dataset_size // self.cycle)
-
-    @property
     def pattern(self) -> Listed:
         """Return one pattern for each group."""
         return Listed.strided(self.n, self.cycle)

@@ -54,11 +54,6 @@ class BandedInverse(Toeplitz, Combination):
         inverse = inverse_series(workload.toeplitz_coefficients()[:num_bands], num_bands)
         return cls(square_root_series(inverse, num_bands), workload.n)
 
-    @classmethod
-    def lambda_cgd(cls, weight: float, n: int) -> "BandedInverse":
-        """Noise z_t - weight z_{t-1}, 0 <= weight < 1: two bands [DP-lambda-CGD]."""
-        return cls([1.0, -checks.real("weight", weight, low=0.0, high=1.0)], n)
-
     @property
     def num_bands(self) -> int:
         """Number of coefficients p."""

@@ -112,17 +112,7 @@ class BLT(Toeplitz):
     def last_prefix_variance(self) -> float:
         """Variance of the last prefix sum, which is the largest: closed form, O(m^3 log n)."""
         q, F = self._prefix_system()
-        energy, _ = _energies(q, F, self.n - 1)
-        return float(1 + energy.sum())
-
-    def mean_prefix_variance(self) -> float:
-        """Mean variance of the n prefix sums: closed form, O(m^3 log n).
-
-        (1/n) sum_t (n - t) (g_0 + .. + g_t)^2
-        """
-        q, F = self._prefix_system()
-        energy, weighted = _energies(q, F, self.n - 1)
-        return float(1 + energy.sum() - weighted.sum() / self.n)
+        return float(1 + _energies(q, F, self.n - 1).sum())
 
     def recurrences(self, steps: NDArray[np.int64]) -> Recurrence:
         """State: the buffers."""
@@ -189,17 +179,14 @@ def _tabled(outer: Floats, inner: Floats) -> Floats:
     return table.ravel()
 
 
-def _energies(q: Floats, F: Floats, length: int) -> tuple[Floats, Floats]:
-    """W = sum_{t < length} F^t' q q' F^t and the same with weights t + 1, by doubling: O(m^3 log length)."""
-    Q = np.outer(q, q)
-    W, T, P, done = np.zeros_like(F), np.zeros_like(F), np.eye(len(F)), 0
+def _energies(q: Floats, F: Floats, length: int) -> Floats:
+    """sum_{t < length} F^t' q q' F^t, by doubling: O(m^3 log length)."""
+    Q, W, P = np.outer(q, q), np.zeros_like(F), np.eye(len(F))
     for bit in f"{length:b}":
-        T = T + P.T @ (T + done * W) @ P
-        W, P, done = W + P.T @ W @ P, P @ P, 2 * done
+        W, P = W + P.T @ W @ P, P @ P
         if bit == "1":
-            T = Q + F.T @ (T + W) @ F
-            W, P, done = Q + F.T @ W @ F, P @ F, done + 1
-    return W, T
+            W, P = Q + F.T @ W @ F, P @ F
+    return W
 
 
 # -- sensitivity -----------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -186,7 +187,8 @@ def _problems(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     with torch.no_grad():
         together = _run(twin, inputs)
     with torch.enable_grad():
-        rows = [_run(twin, _row(inputs, i)) for i in range(2)]
+        parts = [slice(i, i + 1) for i in range(2)]
+        rows = [_run(twin, pytree.tree_map_only(Tensor, itemgetter(part), inputs)) for part in parts]
     if not _same_alone(twin, inputs, together, rows):
         found.append(
             "the model gives other outputs for one row alone than for the same row in a batch, on made-up data: it is "
@@ -208,11 +210,6 @@ def _problems(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
             "nothing else. Freeze them (requires_grad_(False)), or leave them out of the optimizer"
         )
     return found
-
-
-def _row(inputs: Inputs, i: int) -> Inputs:
-    made: Inputs = pytree.tree_map(lambda leaf: leaf[i : i + 1] if isinstance(leaf, Tensor) else leaf, inputs)
-    return made
 
 
 @torch.no_grad()
