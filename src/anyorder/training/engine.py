@@ -1120,8 +1120,8 @@ class BoundParameters:
             raise ArgumentError("LBFGS takes several gradients of a batch in a step, and the plan covers one: use SGD")
         if any(one in _BOUND for one in optimizers):
             raise ArgumentError(
-                "optimizer belongs to another private run, whose noise comes with each of its steps; make a new "
-                "one over the model's parameters (its load_state_dict takes over what the old one has)"
+                "optimizer belongs to another private run, whose noise comes with each of its steps; make model, "
+                "optimizer and loader anew (load_state_dict takes over), as the cells of a notebook before this one do"
             )
         self._optimizers = optimizers
         trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
