@@ -583,6 +583,20 @@ def test_rows_at_constant_places_may_be_changed(change, rows):
     assert engine.training.loss_kept == "proved"
 
 
+@pytest.mark.parametrize("places", [[True, False, True, False], [0, 0, 0, 0], [2, 3, 0, 1], [0, 2]])
+@pytest.mark.parametrize("written", [False, True])
+def test_a_loss_that_is_run_row_by_row_chooses_no_rows(places, written):
+    """Of one row alone, or of copies of it, the places are of other rows: the gradient would be another."""
+    _, private, _, loader = private_of(nn.Linear(3, 3))
+    x, _ = next(iter(loader))
+    outputs, k = private(x).clone(), torch.tensor(places)
+    chosen = 0.1 * outputs[k]
+    if written:
+        outputs[k] = chosen
+    with pytest.raises(ModelError, match="rows in another order"):
+        torch.fft.rfft(outputs if written else chosen, dim=1).abs().mean().backward()
+
+
 OTHERS = {
     "rows in another order": lambda x, k: x.__setitem__(k, x[k].flip(0)),
     "rows of other places": lambda x, k: x.__setitem__(k, x[k.flip(0)]),

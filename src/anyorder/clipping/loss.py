@@ -990,7 +990,7 @@ class _Tape:
         calls, needed = self._needed(end)
         roots = [r for r in self.roots if r.number in needed]
         operands = {int(n) for c in calls for n in _leaves(c, _Operand)}
-        axes = {state.axis for r in roots if isinstance(state := self.states[r.number], ByRow)}
+        axes = {state.axis for n in needed if isinstance(state := self.states[n], ByRow)}
         written = any(private.version(r.tensor) != r.version for r in roots) or not all(map(self._is_as_then, operands))
         if len(axes) != 1 or written or operands & self.foreign:
             raise _cannot_map("it is made of two batches, or of rows in another order, or was written in place")
