@@ -13,7 +13,6 @@ import sys
 import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
-from operator import itemgetter
 from typing import Any
 
 import torch
@@ -180,16 +179,7 @@ def _problems(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     """What a user should know before the run, in words."""
     inputs = _made_up(args, kwargs)
     found: list[str] = []
-    twin = _twin(model)
-    for part in twin.modules():
-        if "dropout" in type(part).__name__.lower():
-            part.eval()
-    with torch.no_grad():
-        together = _run(twin, inputs)
-    with torch.enable_grad():
-        parts = [slice(i, i + 1) for i in range(2)]
-        rows = [_run(twin, pytree.tree_map_only(Tensor, itemgetter(part), inputs)) for part in parts]
-    if not _same_alone(twin, inputs, together, rows):
+    if not _same_alone(_twin(model), inputs):
         found.append(
             "the model gives other outputs for one row alone than for the same row in a batch, on made-up data: it is "
             "trained on rows alone here, and would learn something else than in a batch. Batch statistics do that: "
@@ -197,7 +187,7 @@ def _problems(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         )
         return found  # what follows from that would only be told again
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    gradients = _gradients(rows, list(parameters.values()))
+    gradients = _gradients(_twin(model), inputs, list(parameters.values()))
     reached = {name: g for name, g in zip(parameters, gradients, strict=True) if g is not None}
     values = [g._values() if g.is_sparse else g for g in reached.values()]
     if values and not any(bool(g.isfinite().any()) for g in values):
@@ -213,11 +203,19 @@ def _problems(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 @torch.no_grad()
-def _same_alone(model: nn.Module, inputs: Inputs, together: list[Tensor], rows: list[list[Tensor]]) -> bool:
+def _same_alone(model: nn.Module, inputs: Inputs) -> bool:
     """Whether each row gives what it gives in a batch of two; True where that cannot be told from random numbers."""
+    for part in model.modules():
+        if "dropout" in type(part).__name__.lower():
+            part.eval()
+    together = _run(model, inputs)
     if not all(t.dim() and len(t) == 2 for t in together):
         return True
-    if all(_close(t[i : i + 1], own) for i in range(2) for t, own in zip(together, rows[i], strict=True)):
+    for i in range(2):
+        row = pytree.tree_map(lambda leaf, i=i: leaf[i : i + 1] if isinstance(leaf, Tensor) else leaf, inputs)
+        if not all(_close(t[i : i + 1], alone) for t, alone in zip(together, _run(model, row), strict=True)):
+            break
+    else:
         return True  # as always: no further run
     torch.rand(1)  # other random numbers than those of the run of both
     args, kwargs = inputs
@@ -234,11 +232,14 @@ def _close(x: Tensor, y: Tensor) -> bool:
     return bool((((x - y).abs() <= _CLOSE * size) | (x.isnan() & y.isnan()) | (x == y)).all())
 
 
-@torch.enable_grad()
-def _gradients(rows: list[list[Tensor]], parameters: list[Any]) -> Sequence[Tensor | None]:
+def _gradients(model: nn.Module, inputs: Inputs, parameters: list[Any]) -> Sequence[Tensor | None]:
     """Of a sum of all outputs with random weights, on the rows alone, as they are trained."""
-    outputs = [t for own in rows for t in own if t.requires_grad]
-    if not outputs:
-        return [None] * len(parameters)
-    total: Any = sum((t * torch.randn_like(t)).sum() for t in outputs)
-    return torch.autograd.grad(total, parameters, allow_unused=True)
+    with torch.enable_grad():
+        total: Any = 0.0
+        for i in range(2):
+            row = pytree.tree_map(lambda leaf, i=i: leaf[i : i + 1] if isinstance(leaf, Tensor) else leaf, inputs)
+            outputs = [t for t in _run(model, row) if t.requires_grad]
+            total = total + sum((t * torch.randn_like(t)).sum() for t in outputs)
+        if not isinstance(total, Tensor):
+            return [None] * len(parameters)
+        return torch.autograd.grad(total, parameters, allow_unused=True)
