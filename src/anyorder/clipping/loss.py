@@ -2056,8 +2056,7 @@ _FOLLOWED = (Tensor, _Watched)
 
 
 def _escapes(tape: _Tape | None, written: Any, given: Iterable[Any] = ()) -> bool:
-    """Whether what is written into a tensor can be read of others, which cannot be watched: lists, parameters, aliases,
-    arrays.
+    """Whether what is written into a tensor can be read of others, which cannot be watched: lists, parameters, aliases.
 
     A view and what it is a view of are known to each other, and so is a watched view that is given. The collector of
     Python knows other views (the row in `log[0][1] += loss.detach()`). All of them are of the batch from here on. An
