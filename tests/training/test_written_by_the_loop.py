@@ -574,9 +574,8 @@ CHANGES = {
 def test_rows_at_constant_places_may_be_changed(change, rows):
     """An augmentation of some examples: each row is of its example as before."""
     engine, private, optimizer, loader = private_of(nn.Linear(3, 3))
-    for (x, y), k in zip(
-        loader, [(*rows, True), (*rows[::-1], False)], strict=True
-    ):  # what was found of one is not of all
+    masks = [(*rows, True), (*rows[::-1], False)]  # what was found of one is not of all
+    for (x, y), k in zip(loader, masks, strict=True):
         CHANGES[change](x, torch.tensor(k))
         F.cross_entropy(private(x), y).backward()
         optimizer.step()
@@ -683,6 +682,17 @@ def test_numbers_of_the_batch_are_read_in_no_other_tensor(way):
         F.cross_entropy(way(private(x), x, y), y).backward()
 
 
+def test_a_public_view_is_of_the_batch_too_where_an_alias_is_held():
+    _, private, _, loader = private_of(nn.Linear(3, 3))
+    x, _ = next(iter(loader))
+    centre = torch.ones(3)
+    alias, shown = centre.detach(), centre.expand_as(x)
+    centre += x.mean(0)
+    with pytest.raises(ModelError, match="were written"):
+        private(x - shown)
+    assert not alias.equal(torch.ones(3))
+
+
 def test_a_view_of_another_engines_batch_is_no_constant():
     centre, engines = torch.ones(3), [private_of(nn.Linear(3, 3)) for _ in range(2)]
     (x, y), (other, _) = (next(iter(loader)) for _, _, _, loader in engines)
@@ -769,7 +779,7 @@ def test_a_view_is_written_that_something_else_shows_too(alias):
         outputs = private(x)
         loss = F.cross_entropy(outputs * constant, y)
         if step:
-            with pytest.raises(ModelError, match=f"first in line {line} of {Path(__file__).name}"):
+            with pytest.raises(ModelError, match=f"first on line {line} of {Path(__file__).name}"):
                 loss.backward()
             return
         loss.backward()

@@ -2049,7 +2049,7 @@ def _keep_line(escaped: bool) -> None:
 def _words(state: Coupled) -> str:
     """Why rows are coupled, with the line that let numbers of a batch escape, where one did."""
     line = LossWatch.escaped if state is _WRITTEN else ""
-    return f"{state.why} (by an alias, first in {line})" if line else state.why
+    return f"{state.why} (by an alias, first on {line})" if line else state.why
 
 
 _FOLLOWED = (Tensor, _Watched)
@@ -2071,20 +2071,18 @@ def _escapes(tape: _Tape | None, written: Any, given: Iterable[Any] = ()) -> boo
             return True
         known = {id(one): one for one in (base, written, *views) if private.memory(one) == own}
         uses = private.uses_of_memory(written)
-        if uses != len(known) and not LossWatch.escaped:  # a search is dear
+        if uses != len(known):  # a search is dear
             found = [one for one in gc.get_objects() if type(one) in _FOLLOWED and one._base is base]
             known |= {id(one): one for one in found if private.memory(one) == own}
         outside = [one for one in known.values() if type(one) is Tensor and one is not written and one is not base]
-        strange = any(type(one) not in _FOLLOWED for one in known.values()) or (outside and tape is None)
-        if uses != len(known) or strange or not private.is_of_torch(written):
-            return True
-    for view in outside:
+        strange = any(type(one) not in _FOLLOWED for one in known.values()) or not private.is_of_torch(written)
+    for view in outside if tape is not None else ():
         tape.take_in(view, _WRITTEN)  # type: ignore[union-attr]
     for one in known.values():
         place, number = _place(one) if type(one) is _Watched else (None, -1)
         if place is not None and not place.closed:  # it may have been public
             place.states[number] = _WRITTEN
-    return False
+    return uses != len(known) or strange or (bool(outside) and tape is None)
 
 
 def _ordinary(tensor: Tensor) -> Tensor:

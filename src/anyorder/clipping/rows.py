@@ -517,7 +517,7 @@ def _indexed(call: AtenCall, results: Sequence[Tensor]) -> State:
     taken = at_rows[0].flatten().tolist()  # a public constant: its numbers are no one's
     if taken != list(range(x.shape[state.dim])):
         alone = len(given) == 1 and at_rows[0].dim() == 1
-        return state._replace(axis=(*state.axis, ("index", *taken))) if alone else _coupled("index along the batch")
+        return _taken(state, taken, x.shape[state.dim]) if alone else _coupled("index along the batch")
     along = [d for d, size in enumerate(at_rows[0].shape) if size == len(taken)]
     if not along:  # rows side by side
         return NoRule("index along the batch")

@@ -1120,8 +1120,8 @@ class BoundParameters:
             raise ArgumentError("LBFGS takes several gradients of a batch in a step, and the plan covers one: use SGD")
         if any(one in _BOUND for one in optimizers):
             raise ArgumentError(
-                "optimizer belongs to another private run, whose noise comes with each of its steps; make new ones "
-                "of model, optimizer and loader (load_state_dict takes over): run the cells of a notebook before this"
+                "optimizer belongs to another private run, whose noise comes with each of its steps; make model, "
+                "optimizer and loader again (load_state_dict keeps their state); in a notebook, run its cells above"
             )
         self._optimizers = optimizers
         trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
