@@ -582,6 +582,19 @@ def test_rows_at_constant_places_may_be_changed(change, rows):
     assert engine.training.loss_kept == "proved"
 
 
+def test_rows_that_go_elsewhere_in_the_next_batch_are_not_its_own():
+    _, private, optimizer, loader = private_of(nn.Linear(3, 3))
+    batches, k = iter(loader), torch.tensor([0, 2])
+    x, y = next(batches)
+    x[k] = -x[k]
+    F.cross_entropy(private(x), y).backward()
+    optimizer.step()
+    other, _ = next(batches)
+    other[k.flip(0)] = -other[k]
+    with pytest.raises(ModelError, match="rows of others"):
+        private(other)
+
+
 @pytest.mark.parametrize("places", [[True, False, True, False], [0, 0, 0, 0], [2, 3, 0, 1], [0, 2]])
 @pytest.mark.parametrize("written", [False, True])
 def test_a_loss_that_is_run_row_by_row_chooses_no_rows(places, written):
@@ -665,12 +678,19 @@ def array(out, x, y):
     return out * torch.from_numpy(centre)
 
 
+def copy_of_an_array(out, x, y):
+    centre = np.ones(3, np.float32)
+    torch.from_numpy(centre).add_(out.detach().mean(0))
+    return out * torch.tensor(centre)
+
+
 class Own(torch.Tensor):
     pass
 
 
 SHOWN = (
     expanded, viewed, chosen_of_a_parameter, chosen_of_a_subclass, base_that_moved, view_that_moved, array,
+    copy_of_an_array,
 )  # fmt: skip
 
 
