@@ -17,6 +17,7 @@ from anyorder.clipping import Adaptive
 from anyorder.errors import CheckpointError, TrainingError
 from federated.servers import N, independent, make, message, messages, plan, run, same, state
 
+pytestmark = pytest.mark.usefixtures("stopped_by_load")
 CALLS = ("write", "pwrite", "fsync", "replace", "unlink", "ftruncate")
 LINES = {module.__file__ for module in (pending, server_file, ledger_file, checkpoint, core, journal)}
 

@@ -16,6 +16,7 @@ from anyorder.errors import CheckpointError, CheckpointWarning
 from federated.test_kills import killed_at
 from release.runs import SIZE, planned, total, units
 
+pytestmark = pytest.mark.usefixtures("stopped_by_load")
 STEPS, RAW = 3, os.write
 
 

@@ -18,6 +18,7 @@ from anyorder.plan.isolation import Isolation
 from anyorder.release.checkpoint import load
 from federated.test_kills import killed_at
 
+pytestmark = pytest.mark.usefixtures("stopped_by_load")
 DELTA = 1e-5
 
 

@@ -15,6 +15,7 @@ import anyorder as ao
 from anyorder.app import session
 from federated.test_kills import killed_at
 
+pytestmark = pytest.mark.usefixtures("stopped_by_load")
 ROOT = Path(__file__).parents[2]
 # Each of the others is killed in tests of its own: in training, release, federated, wide_tables, budget, online.
 JOBS = ("release",)
