@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy
+import scipy  # its parts, slow to load, when they are first asked for
 from numpy.typing import NDArray
-from scipy.fft import irfft, next_fast_len, rfft
 
 __all__ = ["complex_product", "fftconvolve", "lfilter"]
 
@@ -39,8 +38,9 @@ def _linear_filter() -> Callable[..., Any]:
 def fftconvolve(first: Floats, second: Floats) -> Floats:
     """As `scipy.signal.fftconvolve`: the full convolution of (n,) and (m,) numbers."""
     length = len(first) + len(second) - 1
-    size = next_fast_len(length, real=True)
-    return np.asarray(irfft(complex_product(rfft(first, size), rfft(second, size)), size)[:length])
+    size = scipy.fft.next_fast_len(length, real=True)
+    product = complex_product(scipy.fft.rfft(first, size), scipy.fft.rfft(second, size))
+    return np.asarray(scipy.fft.irfft(product, size)[:length])
 
 
 def complex_product(first: Numbers, second: Numbers) -> Numbers:

@@ -11,8 +11,8 @@ from typing import Any
 from zipfile import BadZipFile, ZipFile, is_zipfile
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike, NDArray
-from scipy.linalg import toeplitz
 
 from anyorder import checks
 from anyorder.accounting.amplification.claims import Amplified
@@ -343,7 +343,7 @@ def _matrix(strategy: Strategy | ArrayLike | None, n: int) -> Floats:
         column = checks.array("strategy", given, ndim=1)
         if len(column) > n:
             raise ArgumentError(f"strategy must have at most n={n} coefficients, got {len(column)}")
-        return _invertible(np.asarray(toeplitz(np.pad(column, (0, n - len(column))), np.zeros(n))))
+        return _invertible(np.asarray(scipy.linalg.toeplitz(np.pad(column, (0, n - len(column))), np.zeros(n))))
     matrix = checks.array("strategy", given, ndim=2)
     if matrix.shape[1] != n:
         raise ArgumentError(f"strategy must have a column for each of {n} rows of released, got shape {matrix.shape}")

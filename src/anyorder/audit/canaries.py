@@ -7,8 +7,8 @@ from itertools import chain, combinations, islice, pairwise
 from typing import Any, Protocol, assert_never
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike, NDArray
-from scipy.linalg import solve_triangular
 
 from anyorder import checks
 from anyorder.checks import SetOnce, final, frozen
@@ -108,7 +108,7 @@ def whitener(strategy: Strategy) -> Floats:
     if n > DENSE_STEPS:
         raise ArgumentError(f"the law of noise is tested for at most {DENSE_STEPS} steps, got {n}: audit a short run")
     K = strategy.noising_matrix()
-    return np.asarray(solve_triangular(np.linalg.cholesky(K @ K.T), np.eye(n), lower=True))
+    return np.asarray(scipy.linalg.solve_triangular(np.linalg.cholesky(K @ K.T), np.eye(n), lower=True))
 
 
 class _Substitution:

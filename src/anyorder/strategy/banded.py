@@ -4,8 +4,8 @@ import math
 from typing import Any
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike, NDArray
-from scipy.linalg import block_diag
 
 from anyorder import checks
 from anyorder.checks import final, frozen
@@ -247,7 +247,7 @@ def fit_banded(workload: Workload, participation: Participation, bands: int, *, 
         s = epochs.steps_per_epoch
         parts = [_fit_columns(R, prefix_sum(s), Separated(s, s, 1), bands, max_iterations) for R in epoch_factors(A, s)]
         shares = epoch_shares([loss for _, loss in parts])
-        return Banded(block_diag(*(share * C for share, (C, _) in zip(shares, parts, strict=True))))
+        return Banded(scipy.linalg.block_diag(*(share * C for share, (C, _) in zip(shares, parts, strict=True))))
     pattern = participation.pattern
     if stride(pattern) is None:
         pattern = Separated(n, pattern.min_separation, k)

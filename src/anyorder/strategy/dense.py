@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any, assert_never
 
 import numpy as np
-import scipy
+import scipy  # its parts, slow to load, when they are first asked for
 from numpy.typing import ArrayLike, NDArray
-from scipy.linalg import block_diag, cholesky, eigh, solve_triangular, svd
 
 from anyorder import checks
 from anyorder.checks import final, frozen
@@ -39,7 +38,7 @@ class Dense(Combination):
 
     def __init__(self, C: ArrayLike) -> None:
         self._C = check_lower_triangular("C", C)
-        self._K: Floats = frozen(solve_triangular(self._C, np.eye(self.n), lower=True))
+        self._K: Floats = frozen(scipy.linalg.solve_triangular(self._C, np.eye(self.n), lower=True))
 
     @property
     def n(self) -> int:
@@ -212,7 +211,7 @@ def optimum(
         return _without(A, groups, moving, objective=objective, tolerance=tolerance, max_iterations=max_iterations)
     found = _ascend(A, groups, is_max=is_max, tolerance=tolerance, max_iterations=max_iterations)
     C = _lower_factor(found.ascent.feasible(found.nearest))
-    errors = np.square(solve_triangular(C.T, A.T, lower=False)).sum(axis=0)
+    errors = np.square(scipy.linalg.solve_triangular(C.T, A.T, lower=False)).sum(axis=0)
     upper = math.sqrt(errors.max() if is_max else errors.mean())
     lower = found.bound() if is_max else found.bound() / math.sqrt(len(A))
     return Optimum(C, lower, upper, found.iterations)
@@ -316,13 +315,13 @@ def certified_bound(A: Floats, L: Floats, total: float, basis: tuple[Floats, Flo
     """
     n, eps = max(A.shape), _EPS
     F = A @ L
-    values, Q = eigh(F.T @ F, driver=_driver(F), check_finite=False) if basis is None else basis
+    values, Q = scipy.linalg.eigh(F.T @ F, driver=_driver(F), check_finite=False) if basis is None else basis
     FQ = F @ Q
     weak = int(np.searchsorted(values, 1e6 * n * eps * values[-1]))
     strong = FQ[:, weak:] / np.sqrt(values[weak:])
     W = strong
     if weak:  # older releases of SciPy refuse a matrix without columns
-        left, sizes, right = svd(FQ[:, :weak] - strong @ (strong.T @ FQ[:, :weak]), full_matrices=False)
+        left, sizes, right = scipy.linalg.svd(FQ[:, :weak] - strong @ (strong.T @ FQ[:, :weak]), full_matrices=False)
         known = sizes > 100 * n * eps * math.sqrt(values[-1])
         W = np.hstack([left[:, known], strong])
         FQ = np.hstack([FQ[:, :weak] @ right[known].T, FQ[:, weak:]])
@@ -396,12 +395,12 @@ class _Ascent:
         factors = [constant_diagonal(block) for block in logs]
         logs, L, inverse, nu = (list(part) for part in zip(*factors, strict=True))
         if self.is_graded:  # squares of the small ones would drown
-            _, values, right = svd(self._right(A, L), check_finite=False)
+            _, values, right = scipy.linalg.svd(self._right(A, L), check_finite=False)
             values, Q = np.maximum(values[::-1], _EPS * values[0]), right[::-1].T
         else:
             G = self._left(L, self._left(L, A.T @ A if self.is_max else self.M).T)
             G[np.diag_indices_from(G)] += _RIDGE * np.trace(G) / len(G)
-            squares, Q = eigh(G, driver=_driver(G), overwrite_a=True, check_finite=False)
+            squares, Q = scipy.linalg.eigh(G, driver=_driver(G), overwrite_a=True, check_finite=False)
             values = np.sqrt(np.maximum(squares, _EPS * squares[-1]))
         X = []
         for steps, Li in zip(self.groups, inverse, strict=True):
@@ -560,7 +559,7 @@ def _floored(root: Floats, floor: float) -> Floats:
 
 def _lower_factor(X: Floats) -> Floats:
     """Lower-triangular C with C^T C = X: the Cholesky factor of X with rows and columns reversed."""
-    C: Floats = np.ascontiguousarray(cholesky(X[::-1, ::-1], lower=True)[::-1, ::-1].T)
+    C: Floats = np.ascontiguousarray(scipy.linalg.cholesky(X[::-1, ::-1], lower=True)[::-1, ::-1].T)
     return C
 
 
@@ -641,7 +640,7 @@ def _epochs(workload: Workload, s: int) -> Floats:
     singles = grouped(list(np.arange(s)[:, None]), s)
     found = [optimum(R, singles) for R in epoch_factors(workload.matrix(), s)]
     shares = epoch_shares([part.upper**2 for part in found])
-    return np.asarray(block_diag(*(share * part.C for share, part in zip(shares, found, strict=True))))
+    return np.asarray(scipy.linalg.block_diag(*(share * part.C for share, part in zip(shares, found, strict=True))))
 
 
 def _separated(workload: Workload, participation: Participation) -> Floats:
@@ -651,7 +650,7 @@ def _separated(workload: Workload, participation: Participation) -> Floats:
 
 def _errors(workload: Workload, C: Floats) -> Floats:
     """(n,) squared norms of the rows of A C^-1."""
-    K = solve_triangular(C, np.eye(len(C)), lower=True)
+    K = scipy.linalg.solve_triangular(C, np.eye(len(C)), lower=True)
     return np.asarray(np.square(workload.apply(K)).sum(axis=1))
 
 

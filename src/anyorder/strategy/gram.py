@@ -6,8 +6,8 @@ from math import sqrt
 from typing import NamedTuple, assert_never
 
 import numpy as np
+import scipy  # its parts, slow to load, when they are first asked for
 from numpy.typing import NDArray
-from scipy.fft import irfft, next_fast_len, rfft
 
 from anyorder._filters import complex_product
 from anyorder.errors import PlanError
@@ -375,12 +375,13 @@ def toeplitz_bound(c: Floats, k: int, s: int) -> float:
     Cost: O(k n log n), by fast Fourier transforms.
     """
     c = np.abs(c)
-    size = next_fast_len(2 * len(c), real=True)
-    transform = rfft(c, size)
+    size = scipy.fft.next_fast_len(2 * len(c), real=True)
+    transform = scipy.fft.rfft(c, size)
     rise = np.linspace(0.0, 1.0, s)[1:] if s > 1 else np.zeros(0)
     value, excess = np.zeros(()), 0.0
     for f in range(k):
-        h = irfft(complex_product(transform, rfft(c[: (k - f) * s], size).conj()), size)[: (f + 1) * s]
+        product = complex_product(transform, scipy.fft.rfft(c[: (k - f) * s], size).conj())
+        h = scipy.fft.irfft(product, size)[: (f + 1) * s]
         distance = s * np.arange(f, 0, -1)[:, None]
         near, at, far = h[distance - s + 1], h[distance], h[distance + s - 1]
         above = np.concatenate([

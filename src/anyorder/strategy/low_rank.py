@@ -3,8 +3,8 @@
 from typing import Any
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike, NDArray
-from scipy.linalg import solve_triangular
 
 from anyorder import checks
 from anyorder.checks import final
@@ -118,7 +118,7 @@ class BandedLowRank(Strategy):
 
     def matrix(self) -> Floats:
         """C, (n, n), by back substitution: O(n^3)."""
-        return np.asarray(solve_triangular(self.noising_matrix(), np.eye(self.n), lower=True))
+        return np.asarray(scipy.linalg.solve_triangular(self.noising_matrix(), np.eye(self.n), lower=True))
 
     def recurrences(self, steps: NDArray[np.int64]) -> Recurrence:
         """State: the accumulators, without the row that enters now, and the last p rows of Z, newest first."""

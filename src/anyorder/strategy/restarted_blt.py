@@ -5,8 +5,8 @@ from functools import partial
 from typing import Any, assert_never
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike, NDArray
-from scipy.linalg import block_diag, solve_triangular, toeplitz
 
 from anyorder import checks
 from anyorder._filters import fftconvolve
@@ -106,11 +106,11 @@ class RestartedBLT(Strategy):
 
     def matrix(self) -> Floats:
         """C, (n, n) lower triangular, block-diagonal."""
-        return np.asarray(block_diag(*(self._block(e, inverse=False) for e in range(self.num_epochs))))
+        return np.asarray(scipy.linalg.block_diag(*(self._block(e, inverse=False) for e in range(self.num_epochs))))
 
     def noising_matrix(self) -> Floats:
         """C^-1, (n, n) lower triangular, block-diagonal."""
-        return np.asarray(block_diag(*(self._block(e, inverse=True) for e in range(self.num_epochs))))
+        return np.asarray(scipy.linalg.block_diag(*(self._block(e, inverse=True) for e in range(self.num_epochs))))
 
     def column_norms_squared(self) -> Floats:
         """(n,) share^2 of each step's epoch."""
@@ -123,9 +123,9 @@ class RestartedBLT(Strategy):
         G = np.tril(-np.outer(v, self._gain[here]), -1) + np.diag(self._own[here])
         zeros = np.zeros(blt.n)
         if inverse:
-            return np.asarray(factors[:, None] * (toeplitz(blt.noising_coefficients(), zeros) @ G))
-        T = toeplitz(blt.toeplitz_coefficients(), zeros)
-        return np.asarray(solve_triangular(G, T, lower=True) / factors)
+            return np.asarray(factors[:, None] * (scipy.linalg.toeplitz(blt.noising_coefficients(), zeros) @ G))
+        T = scipy.linalg.toeplitz(blt.toeplitz_coefficients(), zeros)
+        return np.asarray(scipy.linalg.solve_triangular(G, T, lower=True) / factors)
 
     def _steps(self, e: int) -> slice:
         return slice(e * self.steps_per_epoch, e * self.steps_per_epoch + self._blts[e].n)

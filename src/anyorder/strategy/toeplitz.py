@@ -7,9 +7,8 @@ from functools import cached_property, partial
 from typing import Any, TypeVar, assert_never
 
 import numpy as np
+import scipy  # its parts, slow to load, when they are first asked for
 from numpy.typing import ArrayLike, NDArray
-from scipy.fft import irfft, next_fast_len, rfft
-from scipy.linalg import toeplitz
 
 from anyorder import checks
 from anyorder._filters import complex_product, fftconvolve, lfilter
@@ -128,11 +127,11 @@ class Toeplitz(Strategy):
 
     def matrix(self) -> Floats:
         """C, (n, n)."""
-        return np.asarray(toeplitz(self.toeplitz_coefficients(), np.zeros(self.n)))
+        return np.asarray(scipy.linalg.toeplitz(self.toeplitz_coefficients(), np.zeros(self.n)))
 
     def noising_matrix(self) -> Floats:
         """C^-1, (n, n)."""
-        return np.asarray(toeplitz(self.noising_coefficients(), np.zeros(self.n)))
+        return np.asarray(scipy.linalg.toeplitz(self.noising_coefficients(), np.zeros(self.n)))
 
     def prefix_variance(self) -> Floats:
         """(n,) sum_{s <= t} (g_0 + .. + g_s)^2 with g the first column of C^-1: O(n) after the coefficients."""
@@ -499,9 +498,9 @@ def _uncut(c: Floats, units: Visits, weights: Floats) -> UnitSquares:
     """Upper bounds with all n rows for every pair, |X[s, t]| <= sum_l |c_l c_{l+t-s}|: O(n log n + M k)."""
     n = len(c)
     norms = np.cumsum(np.square(c))[::-1]
-    size = next_fast_len(2 * n, real=True)
-    spectrum = rfft(np.abs(c), size)
-    overlaps = irfft(complex_product(spectrum, spectrum.conj()), size)[:n]
+    size = scipy.fft.next_fast_len(2 * n, real=True)
+    spectrum = scipy.fft.rfft(np.abs(c), size)
+    overlaps = scipy.fft.irfft(complex_product(spectrum, spectrum.conj()), size)[:n]
 
     def entry(gaps: Integers, steps: Integers) -> Floats:
         pairs = np.where(gaps == 0, norms[steps], overlaps[gaps])

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
-from scipy.linalg.lapack import dtrtri
 
 from anyorder.strategy.base import Recurrence, Strategy
 from anyorder.workload import Workload
@@ -176,7 +176,7 @@ def _inverted(C: Floats, d: int) -> Floats:
     """(B, L, d + L) the noise that C, the rows of some blocks with their past, makes white."""
     result = np.empty_like(C)
     for one, noise in zip(C, result, strict=True):
-        noise[:, d:] = dtrtri(one[:, d:].T, lower=0)[0].T  # of columns in Fortran's order
+        noise[:, d:] = scipy.linalg.lapack.dtrtri(one[:, d:].T, lower=0)[0].T  # of columns in Fortran's order
         np.matmul(noise[:, d:], -one[:, :d], out=noise[:, :d])
     return result
 

@@ -35,7 +35,6 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import scipy
 from numpy.typing import ArrayLike, NDArray
-from scipy.linalg import cholesky_banded
 
 from anyorder import checks
 from anyorder.accounting.amplification.methods import MonteCarlo
@@ -448,7 +447,7 @@ class SeparatedTerms:
         self._diagonal = band[0]
         self._largest = np.zeros(self._b)
         self._largest[: len(band)] = band.max(axis=1)
-        self._gram, self._root = _Band(band, True), _Band(cholesky_banded(band, lower=True), False)
+        self._gram, self._root = _Band(band, True), _Band(scipy.linalg.cholesky_banded(band, lower=True), False)
         self._chances = self._marginals()
         self._mean = (self._gram @ self._chances[:, None])[:, 0]
         self._square = float(self._chances @ self._mean)
