@@ -1,5 +1,6 @@
 """Each private name of torch is there and does what the package takes it for; a new release fails here first."""
 
+import gc
 from types import SimpleNamespace
 
 import pytest
@@ -216,3 +217,22 @@ def test_uses_of_memory_are_counted_one_by_one(make):
         assert private.uses_of_memory(others[-1]) == 1 + len(others)
     del others
     assert private.uses_of_memory(tensor) == 1
+
+
+def test_who_shows_memory_is_found_and_the_search_is_not_repeated(monkeypatch):
+    searches, collected = [], gc.get_objects
+    monkeypatch.setattr(gc, "get_objects", lambda: searches.append(0) or collected())
+    tensor, other = torch.zeros(3), torch.zeros(3)
+    assert private.showing(tensor, (torch.Tensor,)) == [tensor]
+    assert not searches
+    aliases = [tensor.data, tensor.detach()[1:], other.view(3, 1), torch.nn.Parameter(tensor, requires_grad=False)]
+    aliases[1] = aliases[1][1:]  # whose base nobody holds
+    found = {id(one) for one in private.showing(tensor, (torch.Tensor,))}
+    assert found == {id(one) for one in (tensor, *aliases[:2], aliases[1]._base)}
+    assert private.uses_of_memory(tensor) == len(found) + 1  # the parameter
+    del aliases[3]
+    assert len(private.showing(aliases[0], (torch.Tensor,))) == 4
+    assert len(searches) == 1
+    further = tensor[:1]
+    assert len(private.showing(aliases[0], (torch.Tensor,))) == private.uses_of_memory(further) == 5
+    assert len(searches) == 2

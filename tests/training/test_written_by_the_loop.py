@@ -557,7 +557,7 @@ def test_what_one_run_wrote_by_an_alias_is_refused_in_another_of_the_process():
             constant.data.copy_(x.detach().mean(0))
             begun = private_of(nn.Linear(3, 3))
         else:
-            with pytest.raises(ModelError, match="were written, in this run or another one of the process"):
+            with pytest.raises(ModelError, match="numbers of an earlier batch"):
                 F.cross_entropy(outputs * constant, y).backward()
 
 
@@ -684,13 +684,38 @@ def copy_of_an_array(out, x, y):
     return out * torch.tensor(centre)
 
 
+def the_same_by_a_function(out, x, y):
+    centre = torch.ones(3)
+    same, _ = torch.atleast_1d(centre, out)
+    same.add_(out.detach().mean(0))
+    return out * centre
+
+
+def detached_view(out, x, y):
+    centre = torch.ones(ROWS // 2, 3)
+    centre.view_as(out).detach().add_(out.detach().mean(0))
+    return out - centre
+
+
+def detached_row(out, x, y):
+    centres = torch.ones(3, 3)
+    centres[y[0]].detach().lerp_(out.detach()[0], 0.5)
+    return out * centres.sum(0)
+
+
+def data_of_a_row(out, x, y):
+    centres = torch.ones(8, 3)
+    centres.narrow(0, y[0], 1).data.add_(out.detach().mean(0))
+    return out * centres.sum(0)
+
+
 class Own(torch.Tensor):
     pass
 
 
 SHOWN = (
     expanded, viewed, chosen_of_a_parameter, chosen_of_a_subclass, base_that_moved, view_that_moved, array,
-    copy_of_an_array,
+    copy_of_an_array, the_same_by_a_function, detached_view, detached_row, data_of_a_row,
 )  # fmt: skip
 
 
@@ -700,6 +725,26 @@ def test_numbers_of_the_batch_are_read_in_no_other_tensor(way):
     x, y = next(iter(loader))
     with pytest.raises(ModelError, match="were written"):
         F.cross_entropy(way(private(x), x, y), y).backward()
+
+
+def test_what_takes_a_row_by_a_label_and_writes_nothing_leaves_the_others_public():
+    engine, private, _, loader = private_of(nn.Linear(3, 3))
+    x, y = next(iter(loader))
+    outputs, centres = private(x), torch.ones(3, 3)
+    _ = outputs.detach() - centres[y[0]].detach()
+    F.cross_entropy(outputs * centres.sum(0), y).backward()
+    assert engine.training.loss_kept == "proved"
+
+
+def test_numbers_of_a_batch_are_not_those_of_another_of_one_row():
+    """Two runs in turn: what one writes into a tensor of the other's open batch moves no gradient there."""
+    (_, private, _, loader), (_, other, _, others) = (private_of(nn.Linear(3, 3), rows) for rows in (4, 1))
+    (x, _), (one, label) = next(iter(loader)), next(iter(others))
+    outputs, bank = other(one), torch.zeros(3)
+    bank += outputs.detach()[0]
+    bank += private(x).detach().mean(0)
+    with pytest.raises(ModelError, match="couples examples"):
+        F.cross_entropy(outputs * bank, label).backward()
 
 
 def test_a_public_view_is_of_the_batch_too_where_an_alias_is_held():
@@ -783,8 +828,6 @@ def test_a_place_of_a_list_is_written_and_no_other_constant_is_refused():
 ALIASES = {
     "an array": lambda held: held.numpy(),
     "an array of a view": lambda held: held[1:].numpy(),
-    "data": lambda held: held.data,
-    "detach": lambda held: held.detach(),
     "a parameter": lambda held: nn.Parameter(held[1:], requires_grad=False),
 }
 
@@ -806,6 +849,40 @@ def test_a_view_is_written_that_something_else_shows_too(alias):
         held[:2][1] += outputs.detach().mean()
         line = sys._getframe().f_lineno - 1
         assert float(shown[0 if len(shown) < 3 else 1]) != 1
+        optimizer.step()
+    raise AssertionError("read")
+
+
+KNOWN = {
+    "data": lambda held: (held.data, held),
+    "detach": lambda held: (held.detach(), held),
+    "a view": lambda held: (held[1:].data, held[:2]),
+    "of data": lambda held: (held, held.data),
+    "of a view": lambda held: (held.data[1:], held.detach().view(3, 1)),
+}
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before backward", "after backward"])
+@pytest.mark.parametrize("shown", KNOWN)
+def test_whoever_shows_what_the_loop_writes_is_known(shown, after):
+    """All that `written` is read by later, and no other constant."""
+    engine, private, optimizer, loader = private_of(nn.Linear(3, 3))
+    (seen, written), constant = KNOWN[shown](torch.ones(3)), torch.ones(3)
+    for step, (x, y) in enumerate(loader):
+        outputs = private(x)
+        if step:
+            with pytest.raises(ModelError, match="numbers of an earlier batch"):
+                F.cross_entropy(outputs * (seen.flatten() + 1)[-1], y).backward()
+            F.cross_entropy(outputs * constant, y).backward()
+            assert engine.training.loss_kept == ("proved" if after else "promised")
+            assert not LossWatch.escaped
+            return
+        loss = F.cross_entropy(outputs * constant, y)
+        if not after and not step:
+            written[:1] += outputs.detach().mean()
+        loss.backward()
+        if after and not step:
+            written[:1] += outputs.detach().mean()
         optimizer.step()
     raise AssertionError("read")
 
@@ -916,12 +993,13 @@ def test_a_bank_of_earlier_batches_is_refused_in_batches_of_one_row_too(batch_si
             optimizer.step()
 
 
-@pytest.mark.parametrize("batch_size", [1, 4])
-def test_a_metric_of_what_an_alias_has_written_is_refused(batch_size):
+@pytest.mark.parametrize(("batch_size", "alias"), [(4, torch.detach), (1, torch.Tensor.numpy), (4, torch.Tensor.numpy)])
+def test_a_metric_of_what_an_alias_has_written_is_refused(batch_size, alias):
     engine, private, _, loader = private_of(nn.Linear(3, 3), batch_size, released=ao.Metrics({"loss": 4.0}))
     x, y = next(iter(loader))
     bank, outputs = torch.zeros(3), private(x)
-    bank.data.add_(outputs.detach().mean(0))
+    written = torch.as_tensor(alias(bank))
+    written.add_(outputs.detach().mean(0))
     with pytest.raises(ModelError, match="were written|rows"):
         engine.measure(loss=F.cross_entropy(outputs + bank, y, reduction="none"))
 
@@ -968,11 +1046,11 @@ def test_a_global_of_the_batch_is_not_read_by_the_model(name, earlier, first):
 
 
 def test_what_an_alias_wrote_may_be_read_by_the_model_and_nothing_is_proved_any_more():
-    held = torch.zeros(3)
+    held = np.zeros(3, np.float32)
 
     class Reads(nn.Linear):
         def forward(self, x):
-            return super().forward(x) * (1 + held.mean())
+            return super().forward(x) * (1 + float(held.mean()))
 
     engine, private, optimizer, loader = private_of(Reads(3, 3))
     kept = []
@@ -981,7 +1059,7 @@ def test_what_an_alias_wrote_may_be_read_by_the_model_and_nothing_is_proved_any_
         kept.append(engine.training.loss_kept)
         optimizer.step()
         optimizer.zero_grad()
-        held.data.add_(x.mean(0))
+        torch.from_numpy(held).add_(x.mean(0))
     assert kept[:2] == ["proved", "promised"]
 
 

@@ -32,7 +32,6 @@ itself, and zero where none of its labels counts. Where each row has one label, 
 
 import copy
 import functools
-import gc
 import itertools
 import os
 import sys
@@ -123,10 +122,13 @@ class LossWatch:
             (where tensors were taken for rows that nobody followed, of a batch that is not all tensors, or the loop
             saw Python values of one), or None before the first loss.
         escaped: of all runs of the process: the line of a loop that first put numbers of a batch into memory of which
-            no watched tensor tells (`x.data.add_(loss)`), to the end of the process; empty where none did.
+            no watched tensor tells (NumPy's arrays, parameters), to the end of the process; empty where none did.
+        aliased: of all runs: how often numbers of a batch were written by an alias (`x.data.add_(loss)`), of which the
+            versions of other tensors that show the memory do not tell.
     """
 
     escaped: ClassVar[str] = ""
+    aliased: ClassVar[int] = 0
 
     def __init__(
         self, reduction: str = "mean", parameters: Iterable[Tensor] = (), model: nn.Module | None = None
@@ -135,7 +137,6 @@ class LossWatch:
         self.parameters = {id(p): p for p in parameters}
         self.kept: str | None = None
         self.known: dict[Any, tuple[list[State], State]] = {}
-        self.written: dict[int, weakref.ref[Tensor]] = {}  # by memory: into which numbers of a batch were written
         self.has_unfollowed = False  # whether a batch had what is not followed
         self.was_seen = False  # whether the loop has Python values of a batch that nobody follows: a branch, `float(t)`
         self._newest: Callable[[], _Tape | None] = _nothing
@@ -292,15 +293,6 @@ class LossWatch:
                         "numbers, and keep what is measured of batches out of the private model"
                     )
 
-    def was_written(self, tensor: Tensor) -> bool:
-        """Whether numbers of a batch, this or an earlier one, were written into a tensor that is not watched."""
-        if private.is_marked(tensor):
-            return True
-        if not self.written:
-            return False
-        self.written = {start: own for start, own in self.written.items() if own() is not None}
-        return tensor.untyped_storage().data_ptr() in self.written
-
     def looked(self, outputs: Any, given: Any) -> Any:
         """Outputs that no gradient leaves, of this batch or an earlier one: for looking, not for a loss."""
         tapes = [_place(leaf)[0] for leaf in _flat(given) if type(leaf) is _Watched]
@@ -331,7 +323,7 @@ class LossWatch:
         found, without_rule, taken_for_rows = None, False, False
         for leaf in _flat(given):
             if type(leaf) is not _Watched:
-                if isinstance(leaf, Tensor) and (self.escaped or self.was_written(leaf)):
+                if isinstance(leaf, Tensor) and (self.escaped or private.is_marked(leaf)):
                     raise ModelError(f"the model was given a tensor that {_words(_WRITTEN)}: give it the loader's own")
                 taken_for_rows = taken_for_rows or (self.has_unfollowed and isinstance(leaf, Tensor))
                 continue
@@ -537,6 +529,7 @@ class _Tape:
     def __init__(self, watch: LossWatch, size: int, handed: Any = None) -> None:
         self.watch, self.sizes, self.batches = watch, [size], [handed]
         self.closed = self.allowed = self.exposed = self.followed_data = False
+        self.aliased_before = LossWatch.aliased
         self.taken_out = self.of_numbers = False  # whether numbers were among the arguments of this call, of any
         self.is_of_numbers = False  # see `LossWatch.tape_of_numbers`
         self.of_written = self.assumed = False  # whether what was written into was, or what is taken for rows
@@ -691,7 +684,7 @@ class _Tape:
                 self.watch.check_target(target)
         before = None if own else written_to.detach().as_subclass(Tensor).clone()
         if not own:
-            _keep_line(_escapes(self, written_to, pytree.tree_leaves(args)))
+            _keep_line(_escapes(self, written_to))
         key: list[Any] = [func]
         given: list[tuple[Tensor, State]] = []
         self.taken_out = False
@@ -765,11 +758,9 @@ class _Tape:
 
     def _adopt(self, tensor: Any, state: State) -> None:
         """Numbers of the batch were written into a tensor that stood outside: watch it from here on, as it is."""
-        for one in (tensor, tensor._base):
-            if type(one) in _FOLLOWED:
-                self.take_in(one, state if one is tensor else _WRITTEN)
-            if one is not None:  # and what else shows its memory
-                self.watch.written[one.untyped_storage().data_ptr()] = weakref.ref(one)
+        private.mark_memory(tensor, private.WRITTEN)
+        if type(tensor) in _FOLLOWED:
+            self.take_in(tensor, state)
 
     def take_in(self, one: Any, state: State) -> None:
         """Watch a tensor that stood outside, as it is."""
@@ -778,12 +769,12 @@ class _Tape:
         self.states.append(state)
         self._alive.append(weakref.ref(one))
 
-    def _also_written(self, tensor: Any, state: State, views: Sequence[Tensor] = ()) -> None:
+    def _also_written(self, tensor: Any, state: State) -> None:
         """What a function wrote that is not said to write: outputs of `out=`, running means, `inplace=True`."""
         if type(tensor) is _Watched and _place(tensor)[0] is self:
             self._write(tensor, state)
         else:
-            _keep_line(_escapes(self, tensor, views))
+            _keep_line(_escapes(self, tensor))
             self.watch.check_target(tensor)
             self._adopt(tensor, _NOT_FOLLOWED)
 
@@ -882,7 +873,7 @@ class _Tape:
             raise _transformed()
         if tensor.requires_grad and not tensor.is_leaf and _walk(tensor.grad_fn, self.trusted)[0]:
             return _NOT_FOLLOWED
-        if self.watch.escaped or self.watch.was_written(tensor):
+        if self.watch.escaped or private.is_marked(tensor):
             return _WRITTEN
         if self.followed_data or isinstance(tensor, nn.Parameter):
             return None
@@ -893,9 +884,10 @@ class _Tape:
 
     def _write(self, written: Any, state: State) -> None:
         """A watched tensor was written in place: what shares its memory is known no longer, if it is not as before."""
-        outside = _outside_of(written)
-        if outside is not None:
-            self._also_written(outside, _NOT_FOLLOWED, [written])
+        if private.is_marked(written, private.VIEWED):
+            self.watch.check_target(written)
+            _keep_line(_escapes(self, written))
+            private.mark_memory(written, private.WRITTEN)
         number = _place(written)[1]
         if self.states[number] == state and keeps_memory(state):
             return
@@ -942,7 +934,8 @@ class _Tape:
         finally:
             self.allowed, self.gradients = False, None
         # the model may read, from a global say, what the loop wrote there; nobody knows what a branch chose
-        assumed = self.assumed or bool(self.watch.escaped) or self.watch.was_seen
+        aliased = LossWatch.aliased != self.aliased_before  # and what the graph of a model saved is changed, perhaps
+        assumed = self.assumed or bool(self.watch.escaped) or aliased or self.watch.was_seen
         self.watch.kept = min("promised" if assumed else kept, self.watch.kept or "proved", key=_KEPT.index)
         self.close()
         return result
@@ -956,14 +949,17 @@ class _Tape:
             )
         number = _place(loss)[1]
         state = self.states[number]
-        since = {i for i, t in enumerate(self.operands) if i not in self.foreign and private.is_marked(t)}
-        calls = self._needed(number)[0] if since or self.watch.escaped else []
-        if (self.watch.escaped and any(map(_reads_besides, calls))) or since.intersection(
-            n for call in calls for n in _leaves(call, _Operand)
+        aliased = LossWatch.aliased != self.aliased_before
+        since = {i for i, t in enumerate(self.operands) if i not in self.foreign and self._written_since(i, t)}
+        calls = self._needed(number)[0] if since or self.watch.escaped or aliased else []
+        if (
+            (self.watch.escaped and any(map(_reads_besides, calls)))
+            or (aliased and any(isinstance(call.function, (_Again, _OfDistance)) for call in calls))
+            or since.intersection(n for call in calls for n in _leaves(call, _Operand))
         ):  # perhaps since then
             raise ModelError(
-                f"the loss couples examples: it {_words(_WRITTEN)}. Write into no alias (.data, .detach(), a view): "
-                "average = 0.9 * average + 0.1 * loss.detach(), and begin a new process"
+                f"the loss couples examples: it {_words(_WRITTEN)}. Write average = 0.9 * average + 0.1 * x.detach(); "
+                "after a write into an array of NumPy or a parameter, begin a new process"
             )
         alone = self.sizes == [1] and not (self.foreign or self.of_numbers or self.of_written or self.exposed)
         if alone and state is not _NOT_FOLLOWED:  # one row couples nothing
@@ -980,6 +976,11 @@ class _Tape:
             return "proved"
         self.gradients = self._of_single_rows(number)
         return "mapped"
+
+    def _written_since(self, operand: int, tensor: Tensor) -> bool:
+        """Whether numbers of a batch came into a tensor since it was read, of which its version does not tell."""
+        unsaid = private.version(tensor) == self.noted[operand] and private.is_marked(tensor, private.WRITTEN)
+        return unsaid or private.is_marked(tensor, private.OF_A_BATCH)
 
     def _of_single_rows(self, end: int) -> dict[tuple[int, int], Tensor]:
         """The gradients of the sum of single rows' losses, by output.
@@ -1227,14 +1228,14 @@ class _Released(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, inside: list[Tensor], cut: list[Tensor], *before: Tensor) -> tuple[Tensor, ...]:
-        ctx.of_released, ctx.inside, ctx.cut = True, inside, cut
+        ctx.of_released, ctx.inside, ctx.cut, ctx.aliased_before = True, inside, cut, LossWatch.aliased
         ctx.set_materialize_grads(False)
         return tuple(output.detach() for output in inside)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-        if not _free:
+        if not _free or ctx.aliased_before != LossWatch.aliased:  # what the graph saved may have been written
             raise _not_free()
         came = [(output, g) for output, g in zip(ctx.inside, gradients, strict=True) if g is not None]
         outputs, given = [output for output, _ in came], [g for _, g in came]
@@ -1649,8 +1650,7 @@ def _targets(func: Any, args: Any, kwargs: Any) -> list[Any]:
     elif "norm" in name and trains:
         found += [one for one in (*args[1:], *kwargs.values()) if isinstance(one, Tensor) and one.dim() == 1]
     tensors = [one for one in pytree.tree_leaves(found) if isinstance(one, Tensor)]
-    outside = [_outside_of(one) if type(one) is _Watched else one for one in tensors]
-    return [one for one in outside if one is not None]
+    return [one for one in tensors if type(one) is not _Watched or private.is_marked(one, private.VIEWED)]
 
 
 def _on_copy(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -1972,27 +1972,24 @@ def _of_earlier(tape: _Tape | None, func: Any, args: Any, kwargs: Any) -> Any:
     sets = getattr(func, "__name__", "") == "__set__"
     written = _targets(func, args, kwargs)
     leaves = [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
-    watched = [one for one in leaves if type(one) is _Watched]
     if tape is not None and written:
         for target in written:
             tape.watch.check_target(target)
-        _keep_line(sets or any(_escapes(tape, one, watched) for one in written))
-    others = [one for one in leaves if type(one) is not _Watched]
-    others += [one for one in map(_outside_of, watched) if one is not None]
+        _keep_line(sets or any(_escapes(tape, one) for one in written))
+    others = [one for one in leaves if type(one) is not _Watched or private.is_marked(one, private.VIEWED)]
     versions = private.versions(others)
     result = func(*args, **kwargs)
     if others and private.versions(others) != versions:  # some is written, also by what does not say so
         moved = [one for one, before in zip(others, versions, strict=True) if private.version(one) != before]
         unsaid = [one for one in moved if not any(map(is_, repeat(one), written))]
         if tape is not None:
-            _keep_line(any(_escapes(tape, one, watched) for one in unsaid))
+            _keep_line(any(_escapes(tape, one) for one in unsaid))
             for target in unsaid:
                 tape.watch.check_target(target)
         written += unsaid
-    for one in [one for tensor in written for one in (tensor, tensor._base)]:
+    for one in written:
         if type(one) is Tensor:
-            one.__class__ = _Watched
-            one.tape = tape  # type: ignore[attr-defined]
+            one.__class__, one.tape = _Watched, tape  # type: ignore[attr-defined]
     return pytree.tree_map_only(Tensor, functools.partial(_as_earlier, tape, given=leaves), result)
 
 
@@ -2008,32 +2005,15 @@ def _as_earlier(tape: _Tape | None, tensor: Any, given: Sequence[Tensor] = ()) -
     return tensor
 
 
-_viewed: dict[int, weakref.ref[Tensor]] = {}
-"""Tensors that stood outside, of which a batch chose views: `counts[label]`."""
-
-
 def _mark(made: Any, state: Any = _OF_BATCH, given: Iterable[Tensor] = ()) -> None:
-    """Of what was made of a batch: `held.data = made` tells nobody. A view shows what is marked, or stood outside."""
+    """Of what was made of a batch: `held.data = made` tells nobody. Or it shows what stood outside: `counts[label]`."""
     if not isinstance(made, Tensor):
         return
-    base = made._base
-    if base is None and state is not None:
+    for one in given:
+        if type(one) is not _Watched and private.share_memory(one, made):
+            private.mark_memory(made, private.VIEWED)
+    if made._base is None and state is not None:
         private.mark_memory(made)
-    elif (
-        base is not None
-        and type(base) is not _Watched
-        and any(base is one or (base is one._base and type(one) is not _Watched) for one in given)
-    ):
-        for gone in [key for key, own in _viewed.items() if own() is None]:
-            del _viewed[gone]
-        _viewed[id(base)] = weakref.ref(base)
-
-
-def _outside_of(view: Any) -> Tensor | None:
-    """What stood outside, of which a watched tensor is a view: not memory of the batch, nor what no variable shows."""
-    base: Tensor | None = view._base
-    own = _viewed.get(id(base)) if base is not None and type(base) is not _Watched else None
-    return base if own is not None and own() is base else None
 
 
 def _keep_line(escaped: bool) -> None:
@@ -2049,39 +2029,33 @@ def _keep_line(escaped: bool) -> None:
 def _words(state: Coupled) -> str:
     """Why rows are coupled, with the line that let numbers of a batch escape, where one did."""
     line = LossWatch.escaped if state is _WRITTEN else ""
-    return f"{state.why} (by an alias, first on {line})" if line else state.why
+    return f"{state.why} (into shared memory, first on {line})" if line else state.why
 
 
 _FOLLOWED = (Tensor, _Watched)
 
 
-def _escapes(tape: _Tape | None, written: Any, given: Iterable[Any] = ()) -> bool:
-    """Whether what is written into a tensor can be read of others, which cannot be watched: lists, parameters, aliases.
+def _escapes(tape: _Tape | None, written: Any) -> bool:
+    """Whether what is written into a tensor can be read of what cannot be watched: lists, parameters, NumPy's arrays.
 
-    A view and what it is a view of are known to each other, and so is a watched view that is given. The collector of
-    Python knows other views (the row in `log[0][1] += loss.detach()`). All of them are of the batch from here on. An
-    alias that `x.data` or `x.detach()` makes may be anywhere, and so may memory that is not torch's own (NumPy).
+    All tensors that show its memory, views and aliases (`x.data`), are of the batch from here on; Python's collector
+    knows them. Torch says how many there are: one that is left, in a saved graph perhaps, may be anywhere.
     """
     if not isinstance(written, Tensor):
         return True
     with private.WithoutSubclasses():
-        own, base = private.memory(written), written if written._base is None else written._base
-        views = [one for one in given if type(one) is _Watched and one._base is base]
-        if any(private.memory(one) != own for one in views):  # view.data = .., or that of its base
-            return True
-        known = {id(one): one for one in (base, written, *views) if private.memory(one) == own}
-        uses = private.uses_of_memory(written)
-        if uses != len(known):  # a search is dear
-            found = [one for one in gc.get_objects() if type(one) in _FOLLOWED and one._base is base]
-            known |= {id(one): one for one in found if private.memory(one) == own}
-        outside = [one for one in known.values() if type(one) is Tensor and one is not written and one is not base]
-        strange = any(type(one) not in _FOLLOWED for one in known.values()) or not private.is_of_torch(written)
-    for view in outside if tape is not None else ():
-        tape.take_in(view, _WRITTEN)  # type: ignore[union-attr]
-    for one in known.values():
+        known, uses = private.showing(written, _FOLLOWED), private.uses_of_memory(written)
+        strange = any(type(one) not in _FOLLOWED for one in known) or not private.is_of_torch(written)
+        outside = [one for one in known if type(one) is Tensor and one is not written]
+        base = written if written._base is None else written._base
+        LossWatch.aliased += any(one is not base and one._base is not base for one in known)
+    for one in outside if tape is not None else ():
+        tape.take_in(one, _WRITTEN)  # type: ignore[union-attr]
+    for one in known:
         place, number = _place(one) if type(one) is _Watched else (None, -1)
         if place is not None and not place.closed:  # it may have been public
             place.states[number] = _WRITTEN
+            place.of_written = place.of_written or place is not tape
     return uses != len(known) or strange or (bool(outside) and tape is None)
 
 
@@ -2333,7 +2307,7 @@ def _follow_vmap(run: Any, in_dims: Any, out_dims: Any, args: Any, kwargs: Any) 
         if tape is not None and tape.closed:
             return pytree.tree_map_only(Tensor, functools.partial(_as_earlier, tape), run(*unwatched(args), **kwargs))
         watch = tape.watch if tape is not None and along_rows and tape.followed_data else None
-        if watch is not None and not watch.escaped and not watch.written:  # what it reads besides is public
+        if watch is not None and not watch.escaped:  # what it reads besides is public
             return _one_at_a_time(run, args, kwargs, tape, _along_rows)
     return run(*args, **kwargs)
 

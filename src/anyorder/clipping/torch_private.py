@@ -6,9 +6,12 @@ time is None where a release lacks it, and what takes its place does the same. N
 
 import dataclasses
 import functools
+import gc
 import sys
-from collections.abc import Callable, Iterable, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from itertools import repeat
 from operator import attrgetter
 from types import MappingProxyType, ModuleType
 from typing import Any, TypeVar
@@ -154,21 +157,36 @@ def memory(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def mark_memory(tensor: Tensor) -> None:
-    """Say of a tensor's memory, as long as it lives and whoever shows it, that numbers of a batch were written there.
+OF_A_BATCH, WRITTEN, VIEWED = "of_a_batch", "written_by_a_batch", "viewed_by_a_batch"
+"""Said of memory: it was made of a batch; it stood outside and has numbers of one; it stands outside, and a batch chose
+views of it (`counts[label]`)."""
 
-    For `held.data = tensor`, of which torch tells nobody.
+
+def share_memory(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors show one memory."""
+    try:
+        return memory(one) == memory(other)
+    except (NotImplementedError, RuntimeError):  # a sparse one has none of its own, nor one that a transform wraps
+        return False
+
+
+def mark_memory(tensor: Tensor, what: str = OF_A_BATCH) -> None:
+    """Say something of a tensor's memory, as long as it lives and whoever shows it, by `held.data = tensor` perhaps.
+
+    What stands outside was not made of a batch, whatever shows it.
     """
     try:
-        tensor.untyped_storage().of_a_batch = True  # type: ignore[attr-defined]
+        storage = tensor.untyped_storage()
+        if what is not OF_A_BATCH or not hasattr(storage, VIEWED):
+            setattr(storage, what, True)
     except (NotImplementedError, RuntimeError):  # a sparse tensor has no memory of its own
         return
 
 
-def is_marked(tensor: Tensor) -> bool:
-    """Whether `mark_memory` was told so of this memory."""
+def is_marked(tensor: Tensor, *what: str) -> bool:
+    """Whether `mark_memory` was told one of these of this memory: that numbers of a batch stand there, by default."""
     try:
-        return hasattr(tensor.untyped_storage(), "of_a_batch")
+        return any(map(hasattr, repeat(tensor.untyped_storage()), what or (OF_A_BATCH, WRITTEN)))
     except (NotImplementedError, RuntimeError):
         return False
 
@@ -185,6 +203,28 @@ def uses_of_memory(tensor: Tensor) -> int:
     """How many tensors show the memory of this one, itself among them; what autograd has saved may count too."""
     storage = tensor.untyped_storage()  # which is a use too, while it lives: in torch 2.8 only then
     return int(torch._C._storage_Use_Count(storage._cdata)) - 1
+
+
+def showing(tensor: Tensor, kinds: Sequence[type]) -> list[Tensor]:
+    """The tensors of Python that show the memory of this one, itself among them: those of these classes, and bases."""
+    found = dict[int, Tensor]()
+
+    def look(one: Tensor | None) -> None:
+        if one is not None and share_memory(one, tensor):
+            found[id(one)] = one
+
+    look(tensor)
+    look(tensor._base)
+    storage: Any = tensor.untyped_storage()
+    for reference in getattr(storage, "shown_by", ()):
+        look(reference())
+    if len(found) != uses_of_memory(tensor):  # a search is dear: some milliseconds, and more of many tensors
+        for one in gc.get_objects():
+            if type(one) in kinds:
+                look(one)
+                look(one._base)
+        storage.shown_by = list(map(weakref.ref, found.values()))
+    return list(found.values())
 
 
 _hooks_on_saved: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)

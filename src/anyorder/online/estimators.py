@@ -801,10 +801,7 @@ class SoftmaxRegression(_Classifier):
             softmax(np.hstack([np.zeros_like(scores), scores]) if scores.shape[1] == 1 else scores, axis=1)
         )
 
-    def predict_log_proba(self, X: Any) -> Floats:
-        """(m, classes) their logarithms."""
-        with np.errstate(divide="ignore"):
-            return np.asarray(np.log(self.predict_proba(X)))
+    predict_log_proba = LogisticRegression.predict_log_proba
 
 
 class LinearSVC(_Binary):

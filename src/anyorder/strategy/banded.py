@@ -134,11 +134,6 @@ class Banded(Strategy):
         F[:, :1] = h[:, None]
         return Recurrence(F, entry / diagonal[:, None], h, 1 / diagonal)
 
-    def init(self, size: int) -> State:
-        """No outputs yet."""
-        checks.integer("size", size, low=0)
-        return ()
-
     def step(self, t: int, state: State, row: Row) -> tuple[Vector, State]:
         """Back substitution; the state is the last p - 1 outputs, newest first."""
         noise = row(t).copy()

@@ -82,9 +82,10 @@ class Strategy(SetOnce, ABC):
     def noising_matrix(self) -> Floats:
         """K, (n, num_rows) float64 with K C = I. For tests and small n."""
 
-    @abstractmethod
     def init(self, size: int) -> State:
-        """The state before step 0, for `size` coordinates."""
+        """The state before step 0, for `size` coordinates: no outputs yet, where it is of those."""
+        checks.integer("size", size, low=0)
+        return ()
 
     @abstractmethod
     def step(self, t: int, state: State, row: Row) -> tuple[Vector, State]:
@@ -163,11 +164,6 @@ class Combination(Strategy):
     @abstractmethod
     def terms(self, t: int) -> Terms:
         """Row t of K as row ids of Z and their coefficients."""
-
-    def init(self, size: int) -> State:
-        """No state."""
-        checks.integer("size", size, low=0)
-        return ()
 
     def step(self, t: int, state: State, row: Row) -> tuple[Vector, State]:
         """The combination of regenerated rows, in the order of `terms`."""

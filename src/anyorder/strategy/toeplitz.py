@@ -217,11 +217,6 @@ class ToeplitzBanded(Toeplitz):
         F[:1] = h
         return repeated(F, g * G, h, g, len(steps))
 
-    def init(self, size: int) -> State:
-        """No outputs yet."""
-        checks.integer("size", size, low=0)
-        return ()
-
     def step(self, t: int, state: State, row: Row) -> tuple[Vector, State]:
         """Back substitution; the state is the last p - 1 outputs, newest first."""
         c = self.coefficients.astype(np.float32)
