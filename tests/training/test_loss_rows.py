@@ -697,16 +697,18 @@ def test_a_loss_of_several_numbers_does_not_say_how_many_a_mask_chose():
     assert str(int(data(False)[4].sum())) not in str(error.value)
 
 
-def test_a_function_under_vmap_reads_nothing_that_batches_were_written_into():
+@pytest.mark.parametrize("alias", [lambda t: t.data, lambda t: torch.from_numpy(t.numpy())], ids=["data", "NumPy"])
+def test_a_function_under_vmap_reads_nothing_that_batches_were_written_into(alias):
     running = torch.ones(())
+    written = alias(running)
 
     def loss(out, y, x, m):
         value = torch.vmap(lambda o, t: ((o - t) / running).square().mean())(out, x).mean()
-        running.data.add_(x.mean())
+        written.add_(x.mean())
         return value
 
     for replaced in (False, True):
-        running.fill_(1.0)
+        written.fill_(1.0)
         assert run(loss, replaced)[1] == "refused"
 
 

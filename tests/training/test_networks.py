@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -487,6 +488,14 @@ def alias_of_a_constant(private, fake, x, looks):
     return loss
 
 
+def array_of_a_constant(private, fake, x, looks):
+    array = np.ones((), np.float32)
+    constant = torch.as_tensor(array)
+    loss = (private(fake) * constant).mean()
+    torch.from_numpy(array).copy_(x.mean())
+    return loss
+
+
 def data_of_an_output(private, fake, x, looks):
     outputs = private(fake)
     loss = (outputs * outputs).mean()
@@ -535,7 +544,7 @@ WAYS = [
     (hook_by_a_branch, grad, without),
     *((f, backward, evaluated) for f in (kept_by_a_hook, kept_as_weight)),
     *((f, backward, without) for f in (by_a_part, of_the_batch_alone)),
-    *((f, g, without) for f in (alias_of_a_constant, data_of_an_output) for g in (backward, grad)),
+    *((f, g, without) for f in (alias_of_a_constant, array_of_a_constant, data_of_an_output) for g in (backward, grad)),
     *((f, backward, without) for f in (kept_as_attribute, kept_and_public, own_function_before)),
     *((score, g, without) for g in (of_the_batch, several, grad_of_the_batch)),
 ]
