@@ -94,7 +94,7 @@ def pytest_collection_finish() -> None:
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """Nor through what the files before have imported and kept. What other tests wrote of a batch is forgotten."""
     if (loss := sys.modules.get("anyorder.clipping.loss")) is not None:
-        loss.LossWatch.escaped = ""
+        loss.LossWatch.escaped, loss.LossWatch.aliased = "", 0
     if nextitem is not None and nextitem.path != item.path:
         gc.collect()
         gc.freeze()

@@ -65,7 +65,7 @@ def with_words(examples):
 
 def run(loss, replaced, steps=2, reduction="mean", strict=False, keep=True, kind=Table):
     """Others' rows of the released gradients, and how the loss was kept apart; the words of its refusal."""
-    loss_module.LossWatch.escaped = ""  # as in a process of its own
+    loss_module.LossWatch.escaped, loss_module.LossWatch.aliased = "", 0  # as in a process of its own
     plan = plan_at_sigma(
         1e-3, dataset_size=B, batch_size=B, epochs=steps, delta=1e-5, clip_norm=1e3, mechanism="independent"
     )

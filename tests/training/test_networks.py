@@ -488,6 +488,13 @@ def alias_of_a_constant(private, fake, x, looks):
     return loss
 
 
+def alias_of_what_made_it(private, fake, x, looks):
+    constant = torch.ones(())
+    made = fake * constant
+    constant.data.copy_(x.mean())
+    return private(made).mean()
+
+
 def array_of_a_constant(private, fake, x, looks):
     array = np.ones((), np.float32)
     constant = torch.as_tensor(array)
@@ -544,7 +551,11 @@ WAYS = [
     (hook_by_a_branch, grad, without),
     *((f, backward, evaluated) for f in (kept_by_a_hook, kept_as_weight)),
     *((f, backward, without) for f in (by_a_part, of_the_batch_alone)),
-    *((f, g, without) for f in (alias_of_a_constant, array_of_a_constant, data_of_an_output) for g in (backward, grad)),
+    *(
+        (f, g, without)
+        for f in (alias_of_a_constant, alias_of_what_made_it, array_of_a_constant, data_of_an_output)
+        for g in (backward, grad)
+    ),
     *((f, backward, without) for f in (kept_as_attribute, kept_and_public, own_function_before)),
     *((score, g, without) for g in (of_the_batch, several, grad_of_the_batch)),
 ]

@@ -140,6 +140,7 @@ class LossWatch:
         self.has_unfollowed = False  # whether a batch had what is not followed
         self.was_seen = False  # whether the loop has Python values of a batch that nobody follows: a branch, `float(t)`
         self._newest: Callable[[], _Tape | None] = _nothing
+        _watches.add(self)
 
     def batch(self, batch: Any, rows: int, handed: Any = None) -> Any:
         """A batch as the loop gets it: its tensors write down what is done with them, and that they are of `handed`."""
@@ -276,11 +277,8 @@ class LossWatch:
     def check_target(self, written: Any) -> None:
         """Refuse to write numbers of a batch into the model, of which they would be told and move later gradients.
 
-        Raises: ModelError for a tensor that shows memory of a parameter, a buffer or an attribute of its modules, and
-            for a parameter that another network trains.
+        Raises: ModelError for a tensor that shows memory of a parameter, a buffer or an attribute of its modules.
         """
-        if type(written) is nn.Parameter and written.requires_grad and id(written) not in self.parameters:
-            raise _trains_others()
         if self.model is None or not isinstance(written, Tensor) or written.layout is not torch.strided:
             return
         own, start = {type(written), *_ORDINARY}, _start(written)
@@ -374,6 +372,15 @@ class LossWatch:
 
 
 _ORDINARY = (Tensor, nn.Parameter, nn.Buffer)
+_watches: "weakref.WeakSet[LossWatch]" = weakref.WeakSet()
+
+
+def _check_targets(written: Iterable[Any]) -> None:
+    """`check_target` of all runs. Raises: ModelError too for a parameter that another network trains."""
+    for one, watch in itertools.product(written, [*_watches]):
+        watch.check_target(one)
+        if type(one) is nn.Parameter and one.requires_grad and not any(id(one) in run.parameters for run in _watches):
+            raise _trains_others()
 
 
 def own_memory(run: Callable[[], Any]) -> Any:
@@ -645,6 +652,7 @@ class _Tape:
         self.passes += [(axis[0] + batches, *axis[1:]) for axis in other.passes]
         self._alive += other._alive
         self.exposed = self.exposed or other.exposed
+        self.aliased_before = min(self.aliased_before, other.aliased_before)
         self.of_numbers = self.of_numbers or other.of_numbers
         self.of_written, self.assumed = self.of_written or other.of_written, self.assumed or other.assumed
         self.given_without_rule |= other.given_without_rule
@@ -660,7 +668,7 @@ class _Tape:
 
     def _drop(self) -> None:
         self.roots, self.calls, self.operands, self.noted, self.trusted, self._alive = [], [], [], [], [], []
-        self.gradients = None
+        self.gradients, self.foreign = None, set()
 
     # -- functions ---------------------------------------------------------------------------------------------------
 
@@ -680,8 +688,7 @@ class _Tape:
         targets: Any = ()
         if writes or norm or (kwargs and kwargs.get("out") is not None):
             targets = _targets(func, args, kwargs)
-            for target in targets:
-                self.watch.check_target(target)
+            _check_targets(targets)
         before = None if own else written_to.detach().as_subclass(Tensor).clone()
         if not own:
             _keep_line(_escapes(self, written_to))
@@ -720,7 +727,7 @@ class _Tape:
             return result
         if written_to is not None:
             self._write(written_to, written)
-        if norm or private.versions(tensors) != versions:
+        if norm or targets or private.versions(tensors) != versions:
             for (tensor, _), version in zip(given, versions, strict=True):
                 silent = any(map(is_, repeat(tensor), targets))  # running means have no versions
                 if tensor is not written_to and (silent or private.version(tensor) != version):
@@ -775,8 +782,8 @@ class _Tape:
             self._write(tensor, state)
         else:
             _keep_line(_escapes(self, tensor))
-            self.watch.check_target(tensor)
             self._adopt(tensor, _NOT_FOLLOWED)
+            _check_targets([tensor])
 
     def _interpret(
         self, function: Any, args: Any, kwargs: Any, given: list[tuple[Tensor, State]], key: Any, rule: Any
@@ -818,7 +825,9 @@ class _Tape:
             if tape is self:
                 return _Node(number)
             self.foreign.add(len(self.operands))
-            return self._operand(_ordinary(value).detach())
+            private.mark_memory(value, private.VIEWED)
+            private.shows_too(alias := _ordinary(value).detach())
+            return self._operand(alias)
         if isinstance(value, Tensor):
             state = self._origin(value)
             self.of_written = self.of_written or state is _WRITTEN
@@ -885,7 +894,7 @@ class _Tape:
     def _write(self, written: Any, state: State) -> None:
         """A watched tensor was written in place: what shares its memory is known no longer, if it is not as before."""
         if private.is_marked(written, private.VIEWED):
-            self.watch.check_target(written)
+            _check_targets([written])
             _keep_line(_escapes(self, written))
             private.mark_memory(written, private.WRITTEN)
         number = _place(written)[1]
@@ -934,8 +943,7 @@ class _Tape:
         finally:
             self.allowed, self.gradients = False, None
         # the model may read, from a global say, what the loop wrote there; nobody knows what a branch chose
-        aliased = LossWatch.aliased != self.aliased_before  # and what the graph of a model saved is changed, perhaps
-        assumed = self.assumed or bool(self.watch.escaped) or aliased or self.watch.was_seen
+        assumed = self.assumed or bool(self.watch.escaped or LossWatch.aliased) or self.watch.was_seen
         self.watch.kept = min("promised" if assumed else kept, self.watch.kept or "proved", key=_KEPT.index)
         self.close()
         return result
@@ -959,7 +967,7 @@ class _Tape:
         ):  # perhaps since then
             raise ModelError(
                 f"the loss couples examples: it {_words(_WRITTEN)}. Write average = 0.9 * average + 0.1 * x.detach(); "
-                "after a write into an array of NumPy or a parameter, begin a new process"
+                "after a write into an array of NumPy, a parameter, or what torch.load gave, begin a new process"
             )
         alone = self.sizes == [1] and not (self.foreign or self.of_numbers or self.of_written or self.exposed)
         if alone and state is not _NOT_FOLLOWED:  # one row couples nothing
@@ -1228,14 +1236,14 @@ class _Released(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, inside: list[Tensor], cut: list[Tensor], *before: Tensor) -> tuple[Tensor, ...]:
-        ctx.of_released, ctx.inside, ctx.cut, ctx.aliased_before = True, inside, cut, LossWatch.aliased
+        ctx.of_released, ctx.inside, ctx.cut = True, inside, cut
         ctx.set_materialize_grads(False)
         return tuple(output.detach() for output in inside)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-        if not _free or ctx.aliased_before != LossWatch.aliased:  # what the graph saved may have been written
+        if not _free:
             raise _not_free()
         came = [(output, g) for output, g in zip(ctx.inside, gradients, strict=True) if g is not None]
         outputs, given = [output for output, _ in came], [g for _, g in came]
@@ -1319,11 +1327,16 @@ class _Generated(Tensor):
         place, name = (0, "gradient") if func is Tensor.backward else (1, "grad_outputs")
         given = rest[place] if len(rest) > place else kwargs.get(name)
         others = pytree.tree_leaves((rest, kwargs))
-        if given is not None or LossWatch.escaped or any(type(one) is _Generated for one in others):
+        written = LossWatch.escaped or LossWatch.aliased  # what the graph saved, perhaps
+        if given is not None or written or any(type(one) is _Generated for one in others):
             raise _not_free()
         _free.append(func)
         try:  # not without subclasses: what hooks do with numbers of a batch is to be seen
             return func(pytree.tree_map_only(_Generated, _ordinary, first), *rest, **kwargs)
+        except RuntimeError as error:  # of torch, which names no tensor
+            if isinstance(error, AnyorderError) or not private.tells_of_a_write(error):
+                raise
+            raise written_since() from None
         finally:
             _free.pop()
 
@@ -1759,8 +1772,7 @@ class _Watched(Tensor):
                 return iter(tape.call(torch.unbind, (args[0], 0), {}))
             name = getattr(func, "__name__", "")
             if name == "__set__" and isinstance(args[1], Tensor):  # `x.data = ..`, which no graph knows
-                for target in _targets(func, args, kwargs):
-                    tape.watch.check_target(target)
+                _check_targets(_targets(func, args, kwargs))
                 if type(args[0]) is _Watched:
                     tape.states[_place(args[0])[1]] = _NOT_FOLLOWED
                 else:
@@ -1972,9 +1984,8 @@ def _of_earlier(tape: _Tape | None, func: Any, args: Any, kwargs: Any) -> Any:
     sets = getattr(func, "__name__", "") == "__set__"
     written = _targets(func, args, kwargs)
     leaves = [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
-    if tape is not None and written:
-        for target in written:
-            tape.watch.check_target(target)
+    if written:
+        _check_targets(written)
         _keep_line(sets or any(_escapes(tape, one) for one in written))
     others = [one for one in leaves if type(one) is not _Watched or private.is_marked(one, private.VIEWED)]
     versions = private.versions(others)
@@ -1982,14 +1993,13 @@ def _of_earlier(tape: _Tape | None, func: Any, args: Any, kwargs: Any) -> Any:
     if others and private.versions(others) != versions:  # some is written, also by what does not say so
         moved = [one for one, before in zip(others, versions, strict=True) if private.version(one) != before]
         unsaid = [one for one in moved if not any(map(is_, repeat(one), written))]
-        if tape is not None:
-            _keep_line(any(_escapes(tape, one) for one in unsaid))
-            for target in unsaid:
-                tape.watch.check_target(target)
+        _keep_line(any(_escapes(tape, one) for one in unsaid))
         written += unsaid
     for one in written:
+        private.mark_memory(one, private.WRITTEN)
         if type(one) is Tensor:
             one.__class__, one.tape = _Watched, tape  # type: ignore[attr-defined]
+    _check_targets(written)
     return pytree.tree_map_only(Tensor, functools.partial(_as_earlier, tape, given=leaves), result)
 
 
@@ -2002,6 +2012,7 @@ def _as_earlier(tape: _Tape | None, tensor: Any, given: Sequence[Tensor] = ()) -
         else:  # torch makes no other object of one
             tensor.__class__ = _Watched
         tensor.tape = tape
+        private.shows_too(tensor)
     return tensor
 
 
@@ -2012,7 +2023,9 @@ def _mark(made: Any, state: Any = _OF_BATCH, given: Iterable[Tensor] = ()) -> No
     for one in given:
         if type(one) is not _Watched and private.share_memory(one, made):
             private.mark_memory(made, private.VIEWED)
-    if made._base is None and state is not None:
+    if made._base is not None:
+        private.shows_too(made)
+    elif state is not None:
         private.mark_memory(made)
 
 
@@ -2046,9 +2059,11 @@ def _escapes(tape: _Tape | None, written: Any) -> bool:
     with private.WithoutSubclasses():
         known, uses = private.showing(written, _FOLLOWED), private.uses_of_memory(written)
         strange = any(type(one) not in _FOLLOWED for one in known) or not private.is_of_torch(written)
-        outside = [one for one in known if type(one) is Tensor and one is not written]
+        noted = {id(written)} if tape is None else {id(written), *(id(tape.operands[i]) for i in tape.foreign)}
+        others = [one for one in known if id(one) not in noted]
+        outside = [one for one in others if type(one) is Tensor]
         base = written if written._base is None else written._base
-        LossWatch.aliased += any(one is not base and one._base is not base for one in known)
+        LossWatch.aliased += any(one is not base and one._base is not base for one in others)
     for one in outside if tape is not None else ():
         tape.take_in(one, _WRITTEN)  # type: ignore[union-attr]
     for one in known:
@@ -2273,12 +2288,24 @@ class ExampleLoss(nn.Module):
 def _one_at_a_time(run: Any, batches: Any, kwargs: Any, tape: _Tape | None, rule: Any) -> Any:
     """`run(*batches)`, of a function that is given one example at a time and sees nothing else of the batch."""
     again = _Again(run, kwargs)
-    made = again(*unwatched(batches))
+    made = _run_on(tape, batches, again)
     if tape is None or tape.closed:
         return made
     again.first.append(made)
     with private.WithoutSubclasses():
         return tape.call(again, batches, {}, rule=rule)
+
+
+def _run_on(tape: _Tape | None, given: Any, run: Callable[..., Any]) -> Any:
+    """`run(*given)`, without what watches: what it writes that stood outside, is of the batch."""
+    outside = [one for one in pytree.tree_leaves(given) if isinstance(one, Tensor) and type(one) is not _Watched]
+    versions = private.versions(outside)
+    made = run(*unwatched(given))
+    with private.WithoutSubclasses():
+        for one, before in zip(outside, versions, strict=True):
+            if tape is not None and private.version(one) != before:
+                tape._also_written(one, _NOT_FOLLOWED)
+    return made
 
 
 class _Again:
@@ -2305,7 +2332,8 @@ def _follow_vmap(run: Any, in_dims: Any, out_dims: Any, args: Any, kwargs: Any) 
         with private.WithoutSubclasses():
             tape = _tape_of(pytree.tree_leaves(args), _NO_NAMES)
         if tape is not None and tape.closed:
-            return pytree.tree_map_only(Tensor, functools.partial(_as_earlier, tape), run(*unwatched(args), **kwargs))
+            made = _run_on(tape, args, functools.partial(run, **kwargs))
+            return pytree.tree_map_only(Tensor, functools.partial(_as_earlier, tape), made)
         watch = tape.watch if tape is not None and along_rows and tape.followed_data else None
         if watch is not None and not watch.escaped:  # what it reads besides is public
             return _one_at_a_time(run, args, kwargs, tape, _along_rows)

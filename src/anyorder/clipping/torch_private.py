@@ -194,6 +194,14 @@ def is_marked(tensor: Tensor, *what: str) -> bool:
 check_names(torch._C, ("_storage_Use_Count",), torch)
 
 
+def shows_too(tensor: Tensor) -> None:
+    """Say that a tensor shows its memory, where that matters: `showing` need not search for it."""
+    if is_marked(tensor, VIEWED):
+        storage: Any = tensor.untyped_storage()
+        others = [other for other in getattr(storage, "shown_by", ()) if other() is not None]
+        storage.shown_by = [*others, weakref.ref(tensor)]
+
+
 def is_of_torch(tensor: Tensor) -> bool:
     """Whether torch made its memory: that of an array of NumPy may be shown by any number of storages."""
     return tensor.layout is not torch.strided or bool(tensor.untyped_storage().resizable())

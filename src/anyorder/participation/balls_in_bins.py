@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import logsumexp
 
-from anyorder import checks
 from anyorder._draws import in_bins, uniform, uniform_integers
 from anyorder.accounting.amplification.bins import (
     bins_delta,
@@ -20,14 +19,14 @@ from anyorder.accounting.amplification.bins import (
 )
 from anyorder.accounting.amplification.exact import diagonal_composition, epoch_squares, epochs_delta, epochs_epsilon
 from anyorder.accounting.amplification.methods import Deterministic, Method, Pld
-from anyorder.accounting.amplification.mixture import bins_gram, check_disjoint, reach
+from anyorder.accounting.amplification.mixture import bins_gram, check_disjoint
 from anyorder.accounting.amplification.monte_carlo import Bins
-from anyorder.accounting.amplification.secret_order import NEAR, ROUGH, AmplifiedOrder, DrawLaw, UnitsOf
+from anyorder.accounting.amplification.secret_order import NEAR, ROUGH, DrawLaw, UnitsOf
 from anyorder.checks import final
 from anyorder.formatting import counted
 from anyorder.noise import NoiseSource
 from anyorder.participation.fixed_order import FixedOrder
-from anyorder.participation.groups import stride_clause
+from anyorder.participation.groups import EpochDraws, stride_clause
 from anyorder.participation.single_epoch import SingleEpoch
 from anyorder.patterns import Asked, Listed, Needs, Participation, Refusals, Word
 from anyorder.strategy import Strategy
@@ -40,7 +39,7 @@ Bools = NDArray[np.bool_]
 
 @final
 @dataclass(frozen=True)
-class BallsInBins(AmplifiedOrder):
+class BallsInBins(EpochDraws):
     """Each unit draws one of b bins, once, by a secret draw; bin j is the batch of steps j, j + b, j + 2b, ..
 
     [Chua et al. 2025; Choquette-Choo et al. 2025]. A unit takes part once in each of k epochs of b steps, at distance b
@@ -55,20 +54,9 @@ class BallsInBins(AmplifiedOrder):
     b: int
 
     kind = "balls_in_bins"
-    absence_moves_others = False
     words = (Word("balls-in-bins", options=("method",)),)
     draw_law = DrawLaw.ONE_BIN
-    draws_last = True
     fitted_kinds = ("tree", "toeplitz", "banded_inverse", "blt")
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "k", checks.integer("k", self.k, low=1))
-        object.__setattr__(self, "b", checks.integer("b", self.b, low=1))
-
-    @property
-    def n(self) -> int:  # type: ignore[override]
-        """K b."""
-        return self.k * self.b
 
     @property
     def pattern(self) -> Listed:
@@ -93,16 +81,6 @@ class BallsInBins(AmplifiedOrder):
         """The bins known: a fixed order."""
         return SingleEpoch(self.n) if self.k == 1 else FixedOrder(self.n, self.k, self.b)
 
-    @property
-    def rate(self) -> float:
-        """Return the rate of a unit: one bin of b."""
-        return 1 / self.b
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """A step for each bin."""
-        return self.b
-
     def units_of(self, size: int, source: NoiseSource) -> UnitsOf:
         """A bin for each unit, one uniform word of (0, unit), for the whole run, whatever is renewed."""
 
@@ -115,15 +93,6 @@ class BallsInBins(AmplifiedOrder):
     def check_mechanism(self, strategy: Strategy) -> None:
         """Any kind of those that there are: the run is accounted as a whole."""
         kind_of(strategy)
-
-    @property
-    def bins(self) -> int:
-        """The bins."""
-        return self.b
-
-    def default_method(self, strategy: Strategy) -> Method:
-        """The loss distribution where columns do not overlap, else the bound."""
-        return Pld() if reach(strategy) == 1 else Deterministic()
 
     def check_method(self, method: Method, strategy: Strategy) -> None:
         """Any; the loss distribution where columns do not overlap."""

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyorder import checks
-from anyorder._draws import tossed, tossed_ratios, uniforms
+from anyorder._draws import tossed
 from anyorder.accounting import poisson
 from anyorder.accounting.amplification.exact import cyclic_parts
 from anyorder.accounting.amplification.mixture import check_fits, check_reach
@@ -16,8 +16,8 @@ from anyorder.checks import final
 from anyorder.errors import PlanError
 from anyorder.formatting import counted
 from anyorder.noise import NoiseSource
-from anyorder.participation.groups import cyclic_without_draws, groups_in_turn, probability_of, stride_clause
-from anyorder.patterns import Asked, Listed, Needs, Participation, Refusals, Word
+from anyorder.participation.groups import GroupDraws, cyclic_without_draws, probability_of
+from anyorder.patterns import Asked, Needs, Participation, Word
 from anyorder.strategy import Strategy
 
 Integers = NDArray[np.int64]
@@ -27,7 +27,7 @@ Bools = NDArray[np.bool_]
 
 @final
 @dataclass(frozen=True)
-class CyclicPoisson(SampledOrder):
+class CyclicPoisson(GroupDraws, SampledOrder):
     """Units lie in `cycle` groups, fixed beforehand; step t takes each unit of group t mod cycle by a secret draw.
 
     A unit may be in steps j, j + cycle, j + 2 cycle, .. for the j of its group, so that under a C of at most `cycle`
@@ -57,15 +57,6 @@ class CyclicPoisson(SampledOrder):
         object.__setattr__(self, "n", checks.integer("n", self.n, low=1))
         object.__setattr__(self, "cycle", checks.integer("cycle", self.cycle, low=1))
         object.__setattr__(self, "sampling_probability", probability_of(self.sampling_probability))
-
-    @property
-    def pattern(self) -> Listed:
-        """Return one pattern for each group."""
-        return Listed.strided(self.n, self.cycle)
-
-    def refusals(self, t: int, last: Integers, count: Integers) -> Refusals:
-        """Refuse those of another group than that of t."""
-        return [stride_clause(self.cycle, t, last, count)]
 
     @classmethod
     def asked(cls, asked: Asked) -> "CyclicPoisson":
@@ -123,24 +114,9 @@ class CyclicPoisson(SampledOrder):
         steps, largest = -(-self.n // self.cycle), sqrt(float(strategy.column_norms_squared().max()))
         return poisson.calibrate_poisson(epsilon, delta, self.sampling_probability, steps) * (largest * (1 + 2.0**-47))
 
-    def noise_alone(self, epsilon: float, delta: float) -> float:
-        """Return the noise of Poisson sampling of a group's steps."""
-        return poisson.calibrate_poisson(epsilon, delta, self.sampling_probability, -(-self.n // self.cycle))
-
-    def canary_steps(self, count: int, source: NoiseSource) -> Bools:
-        """A draw of its own for each step of its group; canary c lies in group c mod cycle."""
-        mine = groups_in_turn(self.n, count, self.cycle)
-        return np.asarray(mine & (uniforms(source, self.n, count) < self.taken_probabilities(count)))
-
     def taken_probabilities(self, count: int) -> Floats:
         """(count,) the probability of unit c to be in a step of its group."""
         return np.full(count, self.sampling_probability)
-
-    def log_ratios(self, exponents: Floats) -> Floats:
-        """Sum over a group's steps of log(1 - q + q e^x)."""
-        count = exponents.shape[1]
-        each = tossed_ratios(exponents, self.taken_probabilities(count))
-        return np.asarray(np.where(groups_in_turn(self.n, count, self.cycle), each, 0.0).sum(axis=0))
 
     def describe(self) -> str:
         """Return a phrase for people."""

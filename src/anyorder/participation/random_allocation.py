@@ -14,13 +14,14 @@ from anyorder._draws import in_bins, uniform, uniform_integers
 from anyorder.accounting.amplification.bins import bins_losses, gram_composition
 from anyorder.accounting.amplification.exact import diagonal_composition, epoch_squares, epochs_delta, epochs_epsilon
 from anyorder.accounting.amplification.methods import Deterministic, Method, MonteCarlo, Pld
-from anyorder.accounting.amplification.mixture import absolute_columns, check_disjoint, reach, support
-from anyorder.accounting.amplification.secret_order import AmplifiedOrder, DrawLaw, UnitsOf
+from anyorder.accounting.amplification.mixture import absolute_columns, check_disjoint, support
+from anyorder.accounting.amplification.secret_order import DrawLaw, UnitsOf
 from anyorder.checks import final
 from anyorder.errors import PlanError
 from anyorder.formatting import counted
 from anyorder.noise import NoiseSource
 from anyorder.participation.epoch_shuffle import EpochShuffle
+from anyorder.participation.groups import EpochDraws
 from anyorder.participation.single_epoch import SingleEpoch
 from anyorder.patterns import Asked, Needs, Participation, PerEpoch, Refusals, Word
 from anyorder.strategy import Strategy
@@ -34,7 +35,7 @@ _UP = 1 + 2e-10  # roundings of an inverted loss distribution
 
 @final
 @dataclass(frozen=True)
-class RandomAllocation(AmplifiedOrder):
+class RandomAllocation(EpochDraws):
     """Each unit draws one of the b steps of each epoch by a secret draw, again in each of k epochs.
 
     Args:
@@ -46,20 +47,9 @@ class RandomAllocation(AmplifiedOrder):
     b: int
 
     kind = "random_allocation"
-    absence_moves_others = False
     words = (Word("random-allocation", options=("method",)),)
     draw_law = DrawLaw.BIN_EACH_EPOCH
-    draws_last = True
     fitted_kinds = ("restarted_blt", "tree")
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "k", checks.integer("k", self.k, low=1))
-        object.__setattr__(self, "b", checks.integer("b", self.b, low=1))
-
-    @property
-    def n(self) -> int:  # type: ignore[override]
-        """K b."""
-        return self.k * self.b
 
     @property
     def pattern(self) -> PerEpoch:
@@ -84,16 +74,6 @@ class RandomAllocation(AmplifiedOrder):
         """The steps known: shuffled epochs."""
         return SingleEpoch(self.n) if self.k == 1 else EpochShuffle(self.k, self.b)
 
-    @property
-    def rate(self) -> float:
-        """Return the rate of a unit: one step of b."""
-        return 1 / self.b
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """B."""
-        return self.b
-
     def units_of(self, size: int, source: NoiseSource) -> UnitsOf:
         """A step for each unit, one uniform word of (epoch, unit)."""
 
@@ -116,18 +96,9 @@ class RandomAllocation(AmplifiedOrder):
             )
 
     @property
-    def bins(self) -> int:
-        """The steps of an epoch."""
-        return self.b
-
-    @property
     def most_bands(self) -> int:
         """Return the most bands: those within an epoch."""
         return min(self.b, self.n)
-
-    def default_method(self, strategy: Strategy) -> Method:
-        """The loss distribution where columns do not overlap, else the bound."""
-        return Pld() if reach(strategy) == 1 else Deterministic()
 
     def check_method(self, method: Method, strategy: Strategy) -> None:
         """No samples; the loss distribution where columns do not overlap."""

@@ -10,8 +10,6 @@ import scipy
 from numpy.typing import NDArray
 
 from anyorder import _draws, checks
-from anyorder._draws import tossed_ratios, uniforms
-from anyorder.accounting import poisson
 from anyorder.accounting.amplification.exact import (
     group_sizes,
     rough_truncated,
@@ -26,8 +24,8 @@ from anyorder.checks import final
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.formatting import counted
 from anyorder.noise import NoiseSource
-from anyorder.participation.groups import cyclic_without_draws, groups_in_turn, probability_of, stride_clause
-from anyorder.patterns import Asked, Listed, Needs, Participation, Refusals, Word
+from anyorder.participation.groups import GroupDraws, cyclic_without_draws, probability_of
+from anyorder.patterns import Asked, Needs, Participation, Word
 from anyorder.strategy import Strategy
 
 Integers = NDArray[np.int64]
@@ -37,7 +35,7 @@ Bools = NDArray[np.bool_]
 
 @final
 @dataclass(frozen=True)
-class TruncatedPoisson(AmplifiedOrder):
+class TruncatedPoisson(GroupDraws, AmplifiedOrder):
     """Poisson sampling, or cyclic Poisson sampling, whose batches are truncated to a fixed size by a secret, uniform
     choice.
 
@@ -72,15 +70,6 @@ class TruncatedPoisson(AmplifiedOrder):
             raise ArgumentError(
                 f"cycle must be at most dataset_size={self.dataset_size}, one unit in a group, got {self.cycle}"
             )
-
-    @property
-    def pattern(self) -> Listed:
-        """Return one pattern for each group."""
-        return Listed.strided(self.n, self.cycle)
-
-    def refusals(self, t: int, last: Integers, count: Integers) -> Refusals:
-        """Refuse those of another group than that of t."""
-        return [stride_clause(self.cycle, t, last, count)]
 
     @classmethod
     def asked(cls, asked: Asked) -> "TruncatedPoisson":
@@ -203,27 +192,12 @@ class TruncatedPoisson(AmplifiedOrder):
         del method
         return truncated_losses(pld, strategy, self, sigma, variant, h)
 
-    def noise_alone(self, epsilon: float, delta: float) -> float:
-        """Return the noise of Poisson sampling of a group's steps, which is near."""
-        return poisson.calibrate_poisson(epsilon, delta, self.sampling_probability, -(-self.n // self.cycle))
-
-    def canary_steps(self, count: int, source: NoiseSource) -> Bools:
-        """Draw steps with the probability of a unit of its group to be drawn and to stay, with any others drawn."""
-        mine = groups_in_turn(self.n, count, self.cycle)
-        return np.asarray(mine & (uniforms(source, self.n, count) < self.taken_probabilities(count)))
-
     def taken_probabilities(self, count: int) -> Floats:
         """(count,) E min(B, batch_size) / group, B ~ Binomial(group, q), for as many units as the group of c has."""
         groups = np.arange(self.cycle)
         sizes = (self.dataset_size - groups + self.cycle - 1) // self.cycle
         each = np.array([_stays(self.sampling_probability, self.batch_size, int(size)) for size in sizes])
         return each[np.arange(count) % self.cycle]
-
-    def log_ratios(self, exponents: Floats) -> Floats:
-        """Sum over a group's steps of log(1 - q + q e^x)."""
-        count = exponents.shape[1]
-        each = tossed_ratios(exponents, self.taken_probabilities(count))
-        return np.asarray(np.where(groups_in_turn(self.n, count, self.cycle), each, 0.0).sum(axis=0))
 
     def describe(self) -> str:
         """Return a phrase for people."""

@@ -1028,7 +1028,7 @@ def _into_the_module(private: nn.Module, state_dict: dict[str, Any], prefix: str
 # The parameters that are trained: those that the optimizer holds. All others stay as they are.
 
 
-_IS_TRAINED = attrgetter("requires_grad")
+_IS_TRAINED, _STATE = attrgetter("requires_grad"), attrgetter("state")
 _BOUND: WeakSet[torch.optim.Optimizer] = WeakSet()
 """The optimizers whose steps are those of a release."""
 
@@ -1176,11 +1176,12 @@ class BoundParameters:
                 "of a batch in it would be told without noise. Load without assign=True, and make a new head, from "
                 "public numbers, before make_private"
             )
-        tensors = itertools.chain(self._held, *map(dict.values, self._buffers))
-        if any(map(is_marked, [one for one in tensors if one is not None])):
+        states = itertools.chain.from_iterable(map(dict.values, map(_STATE, self._optimizers)))
+        tensors = itertools.chain(self._held, *map(dict.values, self._buffers), *map(dict.values, states))
+        if any(map(is_marked, [one for one in tensors if isinstance(one, torch.Tensor)])):
             raise TrainingError(
-                "a parameter or buffer of the model was given memory with numbers of a batch (p.data = x.mean(0), "
-                "vector_to_parameters): they would be told without noise. Give it public numbers"
+                "a parameter or buffer of the model, or of the optimizer's state, was given memory with numbers of a "
+                "batch (p.data = x.mean(0), vector_to_parameters): they would be told. Give it public numbers"
             )
         if not all(map(_IS_TRAINED, self.named.values())):
             raise TrainingError("a parameter was frozen after make_private; freeze before it, so that noise fits")
