@@ -764,9 +764,10 @@ def test_numbers_of_the_batch_are_read_in_no_other_tensor(way):
 def test_what_takes_a_row_by_a_label_and_writes_nothing_leaves_the_others_public():
     engine, private, _, loader = private_of(nn.Linear(3, 3))
     x, y = next(iter(loader))
-    outputs, centres = private(x), torch.ones(3, 3)
+    outputs, centres, shape = private(x), torch.ones(3, 3), torch.ones(4, 3)
     _ = outputs.detach() - centres[y[0]].detach()
-    F.cross_entropy(outputs * centres.sum(0), y).backward()
+    shape.data = torch.ones_like(x)
+    F.cross_entropy(outputs * centres[0] * shape, y).backward()
     assert engine.training.loss_kept == "proved"
 
 
@@ -775,10 +776,10 @@ def test_numbers_of_a_batch_are_not_those_of_another_of_one_row():
     (_, private, _, loader), (_, other, _, others) = (private_of(nn.Linear(3, 3), rows) for rows in (4, 1))
     (x, _), (one, label) = next(iter(loader)), next(iter(others))
     outputs, bank = other(one), torch.zeros(3)
-    bank += outputs.detach()[0]
+    shown = bank.expand_as(outputs)
     bank += private(x).detach().mean(0)
     with pytest.raises(ModelError, match="couples examples"):
-        F.cross_entropy(outputs * bank, label).backward()
+        F.cross_entropy(outputs * shown, label).backward()
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before backward", "after backward"])
@@ -1130,6 +1131,15 @@ def test_a_metric_of_what_an_alias_has_written_is_refused(batch_size, alias):
     written.add_(outputs.detach().mean(0))
     with pytest.raises(ModelError, match="were written|rows"):
         engine.measure(loss=F.cross_entropy(outputs + bank, y, reduction="none"))
+
+
+def test_a_metric_under_vmap_reads_nothing_that_an_alias_has_written():
+    engine, private, _, loader = private_of(nn.Linear(3, 3), released=ao.Metrics({"loss": 4.0}))
+    x, _ = next(iter(loader))
+    bank, outputs = torch.zeros(3), private(x)
+    torch.from_numpy(bank.numpy()).add_(outputs.detach().mean(0))
+    with pytest.raises(ModelError, match="couples examples|row by row"):
+        engine.measure(loss=torch.vmap(lambda out: (out + bank).square().sum())(outputs))
 
 
 @pytest.mark.parametrize("batch_size", [1, 4])
