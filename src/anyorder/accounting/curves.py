@@ -71,21 +71,9 @@ class Gaussian(TradeOff):
         return gdp_delta(self.mu, epsilon)
 
 
-class _Mixed(TradeOff):
-    """A curve by a privacy loss distribution, rounded to the safe side."""
-
-    def epsilon(self, delta: float) -> float:
-        """An epsilon that holds at delta, at or above the smallest; see `poisson_epsilon`."""
-        return mixed_epsilon([_part(self)], checks.probability("delta", delta))  # type: ignore[arg-type]  # of those below
-
-    def delta(self, epsilon: float) -> float:
-        """A delta that holds at epsilon, at or above the smallest, and never below 1e-16 a step where sampled."""
-        return mixed_delta([_part(self)], checks.real("epsilon", epsilon, low=0.0))  # type: ignore[arg-type]
-
-
 @final
 @dataclass(frozen=True)
-class Sampled(_Mixed):
+class Sampled(TradeOff):
     """The curve of n sums with independent noise over batches that take each unit by a secret, independent random draw.
 
     The privacy loss distribution of the sampled Gaussian; see `poisson_epsilon`. Of "add-or-remove" and "zero-out" it
@@ -123,10 +111,18 @@ class Sampled(_Mixed):
         checks.choice("neighbours", self.neighbours, {"add-or-remove", "zero-out"})
         checks.word("unit", self.unit)
 
+    def epsilon(self, delta: float) -> float:
+        """An epsilon that holds at delta, at or above the smallest; see `poisson_epsilon`."""
+        return mixed_epsilon([_part(self)], checks.probability("delta", delta))
+
+    def delta(self, epsilon: float) -> float:
+        """A delta that holds at epsilon, at or above the smallest, and never below 1e-16 a step where sampled."""
+        return mixed_delta([_part(self)], checks.real("epsilon", epsilon, low=0.0))
+
 
 @final
 @dataclass(frozen=True)
-class BoundedRange(_Mixed):
+class BoundedRange(TradeOff):
     """The curve of draws of bounded range, as of the exponential mechanism; they may depend on each other.
 
         the least of   zero-concentrated DP of draws e0^2 / 8                         [Cesar, Rogers 2021]
@@ -156,6 +152,14 @@ class BoundedRange(_Mixed):
         _set(self, draws=checks.integer("draws", self.draws, low=1, high=_MAX_DRAWS))
         checks.choice("neighbours", self.neighbours, NEIGHBOURS)
         checks.word("unit", self.unit)
+
+    def epsilon(self, delta: float) -> float:
+        """An epsilon that holds at delta, at or above the smallest."""
+        return mixed_epsilon([_part(self)], checks.probability("delta", delta))
+
+    def delta(self, epsilon: float) -> float:
+        """A delta that holds at epsilon, at or above the smallest."""
+        return mixed_delta([_part(self)], checks.real("epsilon", epsilon, low=0.0))
 
 
 @final

@@ -377,9 +377,11 @@ _watches: "weakref.WeakSet[LossWatch]" = weakref.WeakSet()
 
 def _check_targets(written: Iterable[Any]) -> None:
     """`check_target` of all runs. Raises: ModelError too for a parameter that another network trains."""
-    for one, watch in itertools.product(written, [*_watches]):
-        watch.check_target(one)
-        if type(one) is nn.Parameter and one.requires_grad and not any(id(one) in run.parameters for run in _watches):
+    runs = [*_watches]
+    for one in written if runs else ():
+        for run in runs:
+            run.check_target(one)
+        if type(one) is nn.Parameter and one.requires_grad and not any(id(one) in run.parameters for run in runs):
             raise _trains_others()
 
 
@@ -536,7 +538,7 @@ class _Tape:
     def __init__(self, watch: LossWatch, size: int, handed: Any = None) -> None:
         self.watch, self.sizes, self.batches = watch, [size], [handed]
         self.closed = self.allowed = self.exposed = self.followed_data = False
-        self.aliased_before = LossWatch.aliased
+        self.aliased_before = LossWatch.aliased  # when the batch was begun
         self.taken_out = self.of_numbers = False  # whether numbers were among the arguments of this call, of any
         self.is_of_numbers = False  # see `LossWatch.tape_of_numbers`
         self.of_written = self.assumed = False  # whether what was written into was, or what is taken for rows
@@ -778,11 +780,13 @@ class _Tape:
 
     def _also_written(self, tensor: Any, state: State) -> None:
         """What a function wrote that is not said to write: outputs of `out=`, running means, `inplace=True`."""
-        if type(tensor) is _Watched and _place(tensor)[0] is self:
+        own = type(tensor) is _Watched and _place(tensor)[0] is self
+        if own:
             self._write(tensor, state)
         else:
             _keep_line(_escapes(self, tensor))
             self._adopt(tensor, _NOT_FOLLOWED)
+        if not own or private.is_marked(tensor, private.VIEWED):
             _check_targets([tensor])
 
     def _interpret(
@@ -894,7 +898,6 @@ class _Tape:
     def _write(self, written: Any, state: State) -> None:
         """A watched tensor was written in place: what shares its memory is known no longer, if it is not as before."""
         if private.is_marked(written, private.VIEWED):
-            _check_targets([written])
             _keep_line(_escapes(self, written))
             private.mark_memory(written, private.WRITTEN)
         number = _place(written)[1]
@@ -1989,7 +1992,7 @@ def _of_earlier(tape: _Tape | None, func: Any, args: Any, kwargs: Any) -> Any:
         _keep_line(sets or any(_escapes(tape, one) for one in written))
     others = [one for one in leaves if type(one) is not _Watched or private.is_marked(one, private.VIEWED)]
     versions = private.versions(others)
-    result = func(*args, **kwargs)
+    result, unsaid = func(*args, **kwargs), list[Any]()
     if others and private.versions(others) != versions:  # some is written, also by what does not say so
         moved = [one for one, before in zip(others, versions, strict=True) if private.version(one) != before]
         unsaid = [one for one in moved if not any(map(is_, repeat(one), written))]
@@ -1999,7 +2002,7 @@ def _of_earlier(tape: _Tape | None, func: Any, args: Any, kwargs: Any) -> Any:
         private.mark_memory(one, private.WRITTEN)
         if type(one) is Tensor:
             one.__class__, one.tape = _Watched, tape  # type: ignore[attr-defined]
-    _check_targets(written)
+    _check_targets(unsaid)
     return pytree.tree_map_only(Tensor, functools.partial(_as_earlier, tape, given=leaves), result)
 
 

@@ -198,8 +198,7 @@ def shows_too(tensor: Tensor) -> None:
     """Say that a tensor shows its memory, where that matters: `showing` need not search for it."""
     if is_marked(tensor, VIEWED):
         storage: Any = tensor.untyped_storage()
-        others = [other for other in getattr(storage, "shown_by", ()) if other() is not None]
-        storage.shown_by = [*others, weakref.ref(tensor)]
+        storage.shown_by = [*(r for r in getattr(storage, "shown_by", ()) if r() is not None), weakref.ref(tensor)]
 
 
 def is_of_torch(tensor: Tensor) -> bool:

@@ -774,7 +774,7 @@ class LogisticRegression(_Binary):
         return np.stack([1.0 - second, second], axis=1)
 
     def predict_log_proba(self, X: Any) -> Floats:
-        """(m, 2) their logarithms."""
+        """(m, classes) their logarithms."""
         with np.errstate(divide="ignore"):
             return np.asarray(np.log(self.predict_proba(X)))
 

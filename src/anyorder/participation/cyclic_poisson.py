@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 
 from anyorder import checks
 from anyorder._draws import tossed
-from anyorder.accounting import poisson
 from anyorder.accounting.amplification.exact import cyclic_parts
 from anyorder.accounting.amplification.mixture import check_fits, check_reach
 from anyorder.accounting.amplification.secret_order import DrawLaw, SampledOrder, UnitsOf
@@ -20,9 +19,7 @@ from anyorder.participation.groups import GroupDraws, cyclic_without_draws, prob
 from anyorder.patterns import Asked, Needs, Participation, Word
 from anyorder.strategy import Strategy
 
-Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 
 
 @final
@@ -111,8 +108,8 @@ class CyclicPoisson(GroupDraws, SampledOrder):
     def least_noise(self, strategy: Strategy, epsilon: float, delta: float) -> float:
         """Return the noise of so many sampled Gaussians, times the norm of the largest column."""
         check_fits(strategy, self)
-        steps, largest = -(-self.n // self.cycle), sqrt(float(strategy.column_norms_squared().max()))
-        return poisson.calibrate_poisson(epsilon, delta, self.sampling_probability, steps) * (largest * (1 + 2.0**-47))
+        largest = sqrt(float(strategy.column_norms_squared().max()))
+        return self.noise_alone(epsilon, delta) * (largest * (1 + 2.0**-47))
 
     def taken_probabilities(self, count: int) -> Floats:
         """(count,) the probability of unit c to be in a step of its group."""

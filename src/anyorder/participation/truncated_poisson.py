@@ -30,7 +30,6 @@ from anyorder.strategy import Strategy
 
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 
 
 @final

@@ -83,7 +83,7 @@ class Strategy(SetOnce, ABC):
         """K, (n, num_rows) float64 with K C = I. For tests and small n."""
 
     def init(self, size: int) -> State:
-        """The state before step 0, for `size` coordinates: no outputs yet, where it is of those."""
+        """The state before step 0, for `size` coordinates; empty, unless a strategy begins with one."""
         checks.integer("size", size, low=0)
         return ()
 

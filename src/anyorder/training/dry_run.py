@@ -219,8 +219,7 @@ def _same_alone(model: nn.Module, inputs: Inputs) -> bool:
     else:
         return True  # as always: no further run
     torch.rand(1)  # other random numbers than those of the run of both
-    args, kwargs = inputs
-    again = pytree.tree_leaves(model(*args, **kwargs))
+    again, _ = flattened(model(*inputs[0], **inputs[1]))
     again = [leaf for leaf in again if isinstance(leaf, Tensor) and leaf.is_floating_point()]
     return not all(_close(t, other, _ROUNDING) for t, other in zip(together, again, strict=True))
 

@@ -1180,8 +1180,8 @@ class BoundParameters:
         tensors = itertools.chain(self._held, *map(dict.values, self._buffers), *map(dict.values, states))
         if any(map(is_marked, [one for one in tensors if isinstance(one, torch.Tensor)])):
             raise TrainingError(
-                "a parameter or buffer of the model, or of the optimizer's state, was given memory with numbers of a "
-                "batch (p.data = x.mean(0), vector_to_parameters): they would be told. Give it public numbers"
+                "a parameter, a buffer or the optimizer's state was given memory with numbers of a batch (p.data = "
+                "x.mean(0), vector_to_parameters): they would be told without noise. Give it public numbers"
             )
         if not all(map(_IS_TRAINED, self.named.values())):
             raise TrainingError("a parameter was frozen after make_private; freeze before it, so that noise fits")
