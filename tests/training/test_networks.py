@@ -495,6 +495,27 @@ def alias_of_what_made_it(private, fake, x, looks):
     return private(made).mean()
 
 
+def memory_of_a_constant(private, fake, x, looks):
+    constant = torch.ones(())
+    loss = (private(fake) * constant).mean()
+    constant.data = x.mean()
+    return loss
+
+
+def memory_of_what_made_it(private, fake, x, looks):
+    constant = torch.ones(B, 1)
+    made = fake * constant
+    constant.data = x[:, :1]
+    return private(made).mean()
+
+
+def memory_of_an_output(private, fake, x, looks):
+    outputs = private(fake)
+    loss = (outputs * outputs).mean()
+    outputs.data = x[:, : outputs.shape[1]]
+    return loss
+
+
 def array_of_a_constant(private, fake, x, looks):
     array = np.ones((), np.float32)
     constant = torch.as_tensor(array)
@@ -553,7 +574,15 @@ WAYS = [
     *((f, backward, without) for f in (by_a_part, of_the_batch_alone)),
     *(
         (f, g, without)
-        for f in (alias_of_a_constant, alias_of_what_made_it, array_of_a_constant, data_of_an_output)
+        for f in (
+            alias_of_a_constant,
+            alias_of_what_made_it,
+            memory_of_a_constant,
+            memory_of_what_made_it,
+            memory_of_an_output,
+            array_of_a_constant,
+            data_of_an_output,
+        )
         for g in (backward, grad)
     ),
     *((f, backward, without) for f in (kept_as_attribute, kept_and_public, own_function_before)),

@@ -484,17 +484,7 @@ _SETTINGS = frozenset({type(None), bool, int, float, str})
 
 def _all_followed(batch: Any) -> bool:
     """Whether a batch is of tensors that are watched, and of nothing else from which tensors could be made."""
-    kind = type(batch)
-    if kind is tuple or kind is list:
-        return all(map(_all_followed, batch))
-    if kind is dict:
-        return all(map(_all_followed, batch.values()))
-    if (parts := _parts(batch)) is not None:
-        return all(map(_all_followed, parts))
-    leaves = private.flattened(batch)[0]
-    if len(leaves) != 1 or leaves[0] is not batch:
-        return all(map(_all_followed, leaves))
-    return batch is None or (kind is Tensor and batch.layout is torch.strided)
+    return all(x is None or (type(x) is Tensor and x.layout is torch.strided) for x in _flat(batch))
 
 
 # -- a batch ---------------------------------------------------------------------------------------------------------
@@ -962,9 +952,11 @@ class _Tape:
         state = self.states[number]
         aliased = LossWatch.aliased != self.aliased_before
         since = {i for i, t in enumerate(self.operands) if i not in self.foreign and self._written_since(i, t)}
-        calls = self._needed(number)[0] if since or self.watch.escaped or aliased else []
+        lost = any(map(is_, self.states, repeat(_NOT_FOLLOWED)))
+        calls, needed = self._needed(number) if since or self.watch.escaped or aliased or lost else ([], set[int]())
         if (
-            (self.watch.escaped and any(map(_reads_besides, calls)))
+            any(map(is_, map(self.states.__getitem__, needed - {number}), repeat(_NOT_FOLLOWED)))
+            or (self.watch.escaped and any(map(_reads_besides, calls)))
             or (aliased and any(isinstance(call.function, (_Again, _OfDistance)) for call in calls))
             or since.intersection(n for call in calls for n in _leaves(call, _Operand))
         ):  # perhaps since then
@@ -1750,7 +1742,8 @@ class _Watched(Tensor):
                 )
             if _elsewhere and private.backward_pass() >= 0:  # in this thread
                 raise _as_gradients("has a hook, or a function of one's own, that reads numbers of the batch")
-            if func == _DATA:  # no version tells what is written there: an alias of which it does
+            if func == Tensor.data.__get__:  # type: ignore[attr-defined]
+                # no version tells what is written there: an alias of which it does
                 func = Tensor.detach
             if func in _BACK:
                 for output in pytree.tree_leaves(args[0] if args else kwargs["outputs"]):
@@ -1774,13 +1767,6 @@ class _Watched(Tensor):
             if func is Tensor.__iter__:
                 return iter(tape.call(torch.unbind, (args[0], 0), {}))
             name = getattr(func, "__name__", "")
-            if name == "__set__" and isinstance(args[1], Tensor):  # `x.data = ..`, which no graph knows
-                _check_targets(_targets(func, args, kwargs))
-                if type(args[0]) is _Watched:
-                    tape.states[_place(args[0])[1]] = _NOT_FOLLOWED
-                else:
-                    _keep_line(True)
-                return func(*args, **kwargs)
             if name == "__get__":
                 result = func(*args, **kwargs)
                 if not isinstance(result, Tensor):
@@ -1797,7 +1783,6 @@ def _is_ordinary(func: Any) -> bool:
     return func not in others and getattr(func, "__name__", "") not in ("__set__", "__get__")
 
 
-_DATA = getattr(Tensor.data, "__get__", None)
 _HOOKS = {Tensor.register_hook}
 _TYPES = {Tensor.type_as, Tensor.to}
 """Of a second tensor they take dtype and device, and no number."""
@@ -1999,11 +1984,34 @@ def _of_earlier(tape: _Tape | None, func: Any, args: Any, kwargs: Any) -> Any:
         _keep_line(any(_escapes(tape, one) for one in unsaid))
         written += unsaid
     for one in written:
-        private.mark_memory(one, private.WRITTEN)
-        if type(one) is Tensor:
-            one.__class__, one.tape = _Watched, tape  # type: ignore[attr-defined]
+        _of_earlier_too(tape, one)
     _check_targets(unsaid)
     return pytree.tree_map_only(Tensor, functools.partial(_as_earlier, tape, given=leaves), result)
+
+
+def _of_earlier_too(tape: _Tape | None, tensor: Tensor) -> None:
+    """Watch a tensor that stood outside, as it is, as one of a batch whose backward pass has run."""
+    private.mark_memory(tensor, private.WRITTEN)
+    if type(tensor) is Tensor:
+        tensor.__class__, tensor.tape = _Watched, tape  # type: ignore[attr-defined]
+
+
+def _give_memory(put: Callable[[Tensor, Any], None], tensor: Tensor, value: Any) -> None:
+    """`tensor.data = value`: the tensor is of the batch from here on if the value is; what was made of it, too."""
+    own, place = _place(tensor) if type(tensor) is _Watched else (None, -1)
+    tape, number = _place(value) if type(value) is _Watched else (None, -1)
+    now = None if tape is None or tape.closed else tape
+    given = type(value) is _Watched and (now is None or now.states[number] is not None)
+    _check_targets([tensor] if given else ())
+    # a graph that has saved the tensor reads what it is now
+    LossWatch.aliased += given and private.use_count(tensor) != 1
+    with private.WithoutSubclasses():
+        put(tensor, value)
+    if own is not None and not own.closed:
+        own.states[place] = _NOT_FOLLOWED
+    elif given and type(tensor) is not _Watched:
+        _keep_line(type(tensor) is not Tensor)
+        _of_earlier_too(tape, tensor) if now is None else now._adopt(tensor, _WRITTEN)
 
 
 def _as_earlier(tape: _Tape | None, tensor: Any, given: Sequence[Tensor] = ()) -> Any:
@@ -2020,7 +2028,7 @@ def _as_earlier(tape: _Tape | None, tensor: Any, given: Sequence[Tensor] = ()) -
 
 
 def _mark(made: Any, state: Any = _OF_BATCH, given: Iterable[Tensor] = ()) -> None:
-    """Of what was made of a batch: `held.data = made` tells nobody. Or it shows what stood outside: `counts[label]`."""
+    """Of what was made of a batch, or shows what stood outside: `counts[label]`."""
     if not isinstance(made, Tensor):
         return
     for one in given:
@@ -2091,6 +2099,7 @@ def _leave_to_python() -> None:
     private.guard_backward(_run_elsewhere)
     private.guard_makers(_run_unseen)
     private.guard_variable(_Watched)
+    private.guard_data(_give_memory)
     private.compiler_leaves(_Watched)
     _LEFT.add(sys.modules.get(private.COMPILER))
 
@@ -2217,8 +2226,8 @@ def _run_unseen(name: str, run: Callable[[], Any], given: Any) -> Any:
     outside = [tensor for tensor in tensors if talks and type(tensor) is not _Watched]
     unseen = "object" in name or any(_escapes(tapes[0], one) for one in outside)
     made = run()
-    for one in (one for tensor in outside for one in (tensor, tensor._base) if type(one) is Tensor):
-        one.__class__, one.tape = _Watched, tapes[0]  # type: ignore[attr-defined]
+    for one in (one for tensor in outside for one in (tensor, tensor._base) if one is not None):
+        _of_earlier_too(tapes[0], one)
     if unseen or (isinstance(made, Tensor) and made.is_nested):
         _keep_line(True)
     return _as_earlier(tapes[0], made) if isinstance(made, Tensor) and not made.is_nested else made

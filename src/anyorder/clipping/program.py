@@ -201,6 +201,17 @@ def _filled(values: Any, tensors: list[Any]) -> list[Any]:
     return result
 
 
+def _said(value: Any, number: Callable[[Tensor], int]) -> Any:
+    """An argument as a program has it; `number` is that of a tensor."""
+    if isinstance(value, Tensor):
+        return _Slot(number(value))
+    if isinstance(value, (list, tuple)):
+        return tuple(_said(one, number) for one in value)
+    if type(value) not in _VALUES:
+        raise NotRecorded(f"an argument of type {type(value).__name__}")
+    return value
+
+
 def _joined(one: Any, two: Any, size: int | None, other: int | None) -> Any:
     """Arguments of one operation in batches of two sizes: a number that moves with the size is so many times it."""
     if type(one) is not type(two):
@@ -592,7 +603,7 @@ class TapeRecorder(private.DispatchMode):  # type: ignore[misc]
         if self._paused or self.problem is not None:
             return func(*args, **kwargs)
         try:
-            template, keywords = tuple(map(self._said, args)), {k: self._said(v) for k, v in kwargs.items()}
+            template, keywords = _said(args, self.number), {k: _said(v, self.number) for k, v in kwargs.items()}
             self._check(func, args, kwargs)
         except NotRecorded as error:
             self.stop(str(error))
@@ -617,7 +628,7 @@ class TapeRecorder(private.DispatchMode):  # type: ignore[misc]
             rows = look(ids)
         if self.problem is None:
             try:
-                self.nodes.append(_Operation(look, (self._said(ids),), {}, (self._made(rows),), None, False))
+                self.nodes.append(_Operation(look, _said((ids,), self.number), {}, (self._made(rows),), None, False))
             except NotRecorded as error:
                 self.stop(str(error))
         return rows
@@ -633,15 +644,6 @@ class TapeRecorder(private.DispatchMode):  # type: ignore[misc]
                 written = argument.alias_info is not None and argument.alias_info.is_write
                 if written and (not isinstance(value, Tensor) or private.memory(value) in self._outside):
                     raise NotRecorded(f"{func} writes what was there before the pass")
-
-    def _said(self, value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return _Slot(self.number(value))
-        if isinstance(value, (list, tuple)):
-            return tuple(map(self._said, value))
-        if type(value) not in _VALUES:
-            raise NotRecorded(f"an argument of type {type(value).__name__}")
-        return value
 
     def _made(self, tensor: Any) -> int:
         """The number of a result; one that nobody reads where there is none."""
@@ -829,7 +831,8 @@ class Recorder(private.DispatchMode):  # type: ignore[misc]
             raise NotRecorded(f"{func} may depend on values")
         if not torch.is_grad_enabled():  # by the model, or in an autograd.Function of its own
             raise NotRecorded("gradients were disabled")
-        template, keywords = tuple(map(self._said, args)), {k: self._said(v) for k, v in kwargs.items()}
+        known = self._known_number
+        template, keywords = _said(args, known), {k: _said(v, known) for k, v in kwargs.items()}
         if func._schema.is_mutable:
             for argument, value in zip(func._schema.arguments, args, strict=False):
                 written = argument.alias_info is not None and argument.alias_info.is_write
@@ -859,23 +862,13 @@ class Recorder(private.DispatchMode):  # type: ignore[misc]
 
     def _write_rule(self, run: Any, tensors: Sequence[Tensor | None], result: Any) -> None:
         try:
-            template = tuple(map(self._said, tensors))
+            template = _said(tuple(tensors), self._known_number)
             cells = [cell.cell_contents for cell in run.__closure__ or ()]
             made = self._results([result] if isinstance(result, Tensor) else list(result))
         except NotRecorded as error:
             self.refuse(str(error))
             return
         self._nodes.append(_Operation(run, template, {}, made, (run.__code__, cells), True))
-
-    def _said(self, value: Any) -> Any:
-        """An argument as a program has it."""
-        if isinstance(value, Tensor):
-            return _Slot(self._known_number(value))
-        if isinstance(value, (list, tuple)):
-            return tuple(map(self._said, value))
-        if type(value) not in _VALUES:
-            raise NotRecorded(f"an argument of type {type(value).__name__}")
-        return value
 
     def _results(self, tensors: list[Any]) -> tuple[int, ...]:
         numbers = []

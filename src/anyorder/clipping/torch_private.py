@@ -139,14 +139,9 @@ WithoutSubclasses: Any = torch._C.DisableTorchFunctionSubclass
 WithSubclasses: Any = torch._C._EnableTorchFunction
 """Inside of `WithoutSubclasses`: they are asked again."""
 requires_grad_: Callable[[Tensor, bool], Tensor] = torch._C.TensorBase.requires_grad_
-
-
-def _many() -> int:
-    return 1  # a release that does not tell: as if there were one
-
-
-function_modes: Callable[[], int] = getattr(torch._C, "_len_torch_function_stack", _many)
-dispatch_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", _many)
+# in a release that does not tell how many there are: as if there were one
+function_modes: Callable[[], int] = getattr(torch._C, "_len_torch_function_stack", lambda: 1)
+dispatch_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
 DispatchMode: Any = _python_dispatch.TorchDispatchMode
 unsafe_view: Callable[[Tensor, tuple[int, ...]], Tensor] = torch.ops.aten._unsafe_view
 """As `view`, of a tensor that nobody else has: nothing after it could write a view in place."""
@@ -171,7 +166,7 @@ def share_memory(one: Tensor, other: Tensor) -> bool:
 
 
 def mark_memory(tensor: Tensor, what: str = OF_A_BATCH) -> None:
-    """Say something of a tensor's memory, as long as it lives and whoever shows it, by `held.data = tensor` perhaps.
+    """Say something of a tensor's memory, as long as it lives and whoever shows it.
 
     What stands outside was not made of a batch, whatever shows it.
     """
@@ -429,6 +424,22 @@ def guard_variable(kind: type[Tensor]) -> None:
 
     guarded.guarded = True  # type: ignore[attr-defined]
     torch.autograd.Variable.__new__ = guarded  # type: ignore[method-assign]
+
+
+def guard_data(give: Callable[[Callable[..., None], Tensor, Any], None]) -> None:
+    """From here on `give(put, tensor, value)` does `tensor.data = value`: torch asks no value of what it is.
+
+    `tensor.real = value` and `tensor.imag = value` write as `copy_` does, of which torch tells.
+    """
+    if "data" not in vars(Tensor):
+        kept: Any = torch._C.TensorBase
+        Tensor.data = property(kept.data.__get__, functools.partial(give, kept.data.__set__))  # type: ignore[assignment]
+        for part in (kept.real, kept.imag):
+            setattr(Tensor, part.__name__, property(part.__get__, functools.partial(_write, part.__get__)))
+
+
+def _write(part: Callable[[Tensor], Tensor], tensor: Tensor, value: Any) -> None:
+    part(tensor).copy_(value)
 
 
 _SPARSE = tuple(f"sparse_{kind}_tensor" for kind in ("coo", "csr", "csc", "bsr", "bsc", "compressed"))

@@ -34,7 +34,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import scipy
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from anyorder import checks
 from anyorder.accounting.amplification.methods import MonteCarlo
@@ -723,24 +723,6 @@ def mc_interval(
     settings = MonteCarlo() if settings is None else settings
     sigma, delta = checks.positive("sigma", sigma), checks.probability("delta", delta)
     found = _started(strategy, rule, sigma, ["interval", delta.hex()], settings, progress)
-    return found.interval(delta, 1e-3 if settings.failure is None else settings.failure)
-
-
-def bins_interval(G: ArrayLike, sigma: float, delta: float, settings: MonteCarlo | None = None) -> SampledInterval:
-    """`mc_interval` of the Gram matrix of balls in bins.
-
-    Args:
-        G: (b, b), as `bins_gram` gives it.
-        sigma, delta, settings: as `mc_interval`.
-    """
-    settings = MonteCarlo() if settings is None else settings
-    sigma, delta = checks.positive("sigma", sigma), checks.probability("delta", delta)
-    gram = checks.array("G", G, ndim=2)
-    if gram.shape[0] != gram.shape[1] or gram.min() < 0 or not np.allclose(gram, gram.T, rtol=1e-9, atol=0):
-        raise ArgumentError(f"G must be a square, symmetric matrix without negative entries, got shape {gram.shape}")
-    text = ["gram", gram.tobytes().hex(), sigma.hex(), delta.hex(), settings.samples, settings.salt]
-    source = NoiseSource(hashlib.blake2b(json.dumps(text).encode(), digest_size=32).digest())
-    found = _EpsilonSearch(Bins(gram / sigma**2), source, settings.samples, None)
     return found.interval(delta, 1e-3 if settings.failure is None else settings.failure)
 
 
