@@ -277,6 +277,8 @@ def main() -> None:
     parser.add_argument("--out", default="preferences", help="for models, certificates and reports")
     parser.add_argument("--arm", choices=ARMS, help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if not list(Path(given.data_dir).glob("*.parquet")):
+        parser.error(f"--data-dir must have Brown's Parquet file, and {given.data_dir} has none")
     if given.arm:
         print(json.dumps(arm(given.arm, given.data_dir, Path(given.out), given.quick)))
         return

@@ -1,6 +1,7 @@
 """The private loader gives the same batches, tells their units first, and finds its place again."""
 
 import collections
+import copy
 import time
 from itertools import islice
 
@@ -65,7 +66,11 @@ def test_batches_reach_the_user_unchanged_right_after_their_units():
         assert type(batch) is type(expected)
         assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(batch, expected, strict=True))
     assert mine.dataset is DATA
-    assert mine.sampler is loader.sampler
+    for setting in ("dataset", "sampler", "batch_sampler", "batch_size", "drop_last", "num_workers", "pin_memory"):
+        assert getattr(mine, setting) is getattr(loader, setting)
+    assert copy.copy(mine).sampler is loader.sampler
+    with pytest.raises(AttributeError, match="no attribute 'multiprocessing_context'"):
+        _ = mine.multiprocessing_context
     assert mine.batch_size == 4
 
 

@@ -50,6 +50,9 @@ from anyorder.sampling.shapes import (
 
 _END = object()
 _AS_IT_IS = nullcontext()
+_SETTINGS = frozenset(
+    ["dataset", "sampler", "batch_size", "batch_sampler", "drop_last", "num_workers", "collate_fn", "pin_memory"]
+)
 
 
 Indices = NDArray[np.int64]
@@ -177,10 +180,11 @@ class PrivateLoader:
             return None
         return ExampleDigests(self._user_loader, self._batches.order.members, self._origins.names, key_of(self._seed))
 
-    @property
-    def dataset(self) -> Any:
-        """The user's data set; None for an iterable that has none."""
-        return getattr(self._user_loader, "dataset", None)
+    def __getattr__(self, name: str) -> Any:
+        """What the user's loader says of itself (`dataset`, `num_workers`, ..); None for an iterable that does not."""
+        if name not in _SETTINGS:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+        return getattr(self._user_loader, name, None)
 
     @property
     def reads_by_row(self) -> bool:
@@ -193,16 +197,6 @@ class PrivateLoader:
         if self._collates:
             return self._batches is None or not fetches_many(self._user_loader.dataset)
         return self.reads_by_row and self._is_rowwise(self._user_loader.collate_fn)
-
-    @property
-    def sampler(self) -> Any:
-        """The user's sampler; None for an iterable that has none."""
-        return getattr(self._user_loader, "sampler", None)
-
-    @property
-    def batch_size(self) -> int | None:
-        """The user's batch size; None under a batch sampler."""
-        return getattr(self._user_loader, "batch_size", None)
 
     @property
     def batches_per_epoch(self) -> int | None:
