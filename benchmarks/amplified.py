@@ -23,7 +23,7 @@ from anyorder.accounting.amplification.bound import calibrate_amplified
 from anyorder.accounting.amplification.claims import default_method
 from anyorder.accounting.amplification.methods import describe
 from anyorder.accounting.amplification.mixture import bins_gram
-from anyorder.accounting.amplification.monte_carlo import MonteCarlo, bins_interval
+from anyorder.accounting.amplification.monte_carlo import MonteCarlo
 from anyorder.accounting.gaussian import calibrate_gaussian
 from anyorder.accounting.poisson import calibrate_poisson
 from anyorder.optimize import choose, fit
@@ -34,6 +34,7 @@ from anyorder.patterns import Participation
 from anyorder.strategy import Independent, Strategy, ToeplitzBanded, error
 from benchmarks._peers import interpreter
 from benchmarks._report import Row
+from benchmarks.bins import bins_interval
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "amplified.jsonl"

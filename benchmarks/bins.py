@@ -9,6 +9,7 @@ An interval is wrong with probability at most 1e-6 at either end. With 4000 samp
 bins are independent or bands are few; of every tenth setting there is one of 40 000 samples too.
 """
 
+import hashlib
 import json
 import math
 import re
@@ -26,7 +27,8 @@ from anyorder.accounting.amplification.bins import bins_epsilon
 from anyorder.accounting.amplification.bound import calibrate_amplified
 from anyorder.accounting.amplification.methods import Deterministic
 from anyorder.accounting.amplification.mixture import bins_gram
-from anyorder.accounting.amplification.monte_carlo import MonteCarlo, bins_interval
+from anyorder.accounting.amplification.monte_carlo import Bins, MonteCarlo, SampledInterval, _EpsilonSearch
+from anyorder.noise import NoiseSource
 from anyorder.optimize import fit
 from anyorder.participation import BallsInBins, FixedOrder
 from anyorder.strategy import Independent, Strategy, Tree
@@ -48,6 +50,14 @@ SHAPE = (10, 100)  # epochs and bins of long runs
 LONG = ((1, 2.0), (8, 1.0), (8, 8.0), (16, 1.0), (16, 4.0), (32, 1.0), (32, 4.0), (100, 1.0), (100, 8.0), (None, 2.0))
 
 Floats = NDArray[np.float64]
+
+
+def bins_interval(G: Floats, sigma: float, delta: float, settings: MonteCarlo) -> SampledInterval:
+    """A two-sided interval of epsilon at delta, from samples, of balls in bins whose Gram matrix is G (b, b)."""
+    text = ["gram", G.tobytes().hex(), sigma.hex(), delta.hex(), settings.samples, settings.salt]
+    source = NoiseSource(hashlib.blake2b(json.dumps(text).encode(), digest_size=32).digest())
+    search = _EpsilonSearch(Bins(G / sigma**2), source, settings.samples, None)
+    return search.interval(delta, 1e-3 if settings.failure is None else settings.failure)
 
 
 def rows(quick: bool) -> Iterator[Row]:

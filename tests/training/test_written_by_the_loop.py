@@ -265,7 +265,9 @@ def test_a_constant_whose_memory_is_of_a_batch_is_none(batch_size, name, when):
             if when == place:
                 setattr(bank, way, GIVEN[name](x, outputs))
 
-        with pytest.raises((ModelError, TrainingError), match="couples examples|written in place since"):
+        alone = batch_size == 1 and when == "before the loss" and way == "data"  # each batch by itself
+        refused = pytest.raises((ModelError, TrainingError), match="couples examples|written in place since")
+        with nullcontext() if alone else refused:
             for x, y in loader:
                 outputs = private(x)
                 give(x, outputs, "before the loss")
@@ -276,7 +278,7 @@ def test_a_constant_whose_memory_is_of_a_batch_is_none(batch_size, name, when):
                 optimizer.step()
                 steps += 1
         read_before = when == "after the loss" and use != "itself"
-        assert steps <= (batch_size == 1 or when == "after the backward pass" or read_before)
+        assert steps <= (ROWS if alone else batch_size == 1 or when == "after the backward pass" or read_before)
 
 
 def test_memory_of_a_batch_makes_no_public_input_generator_or_network():
@@ -306,7 +308,7 @@ def test_what_a_loss_was_made_of_is_not_exchanged_before_its_backward_pass():
         _, private, _, loader = private_of(nn.Linear(3, 3))
         x, _ = next(iter(loader))
         outputs = private(x)
-        made = outputs * 2
+        made = outputs * outputs
         loss = (made * made * x).mean()
         {"x": x, "outputs": outputs, "made": made}[name].data = x.flip(0) if given == "rows" else torch.ones(4, 3)
         with pytest.raises(ModelError, match="numbers of the batch were written"):

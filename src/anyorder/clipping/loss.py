@@ -152,7 +152,7 @@ class LossWatch:
             tape.followed_data = set(map(_LAYOUT, batch)) == {torch.strided}
             self.has_unfollowed = self.has_unfollowed or not tape.followed_data
             return kind(map(tape.of_batch, batch))
-        tape.followed_data = _all_followed(batch)
+        tape.followed_data = all(x is None or (type(x) is Tensor and x.layout is torch.strided) for x in _flat(batch))
         self.has_unfollowed = self.has_unfollowed or not tape.followed_data
         single = {id(leaf) for values in getattr(handed, "single_rows", ()) for leaf in _flat(values)}
         return _changed(batch, lambda tensor: tape.of_batch(tensor, id(tensor) not in single))
@@ -305,22 +305,22 @@ class LossWatch:
         """
         if not any(part._forward_hooks or part._forward_pre_hooks for part in module.modules()):
             return unwatched(given)
-        tape = _Tape(self, 1)
-        tape.close()
+        tape = self.tape_of_numbers(False)
         return _changed(given, lambda leaf: _as_earlier(tape, _plain(leaf)) if type(leaf) is _Watched else leaf)
 
-    def tape_of_numbers(self) -> "_Tape":
-        """What tensors are of that were made of Python numbers of a batch alone."""
+    def tape_of_numbers(self, is_of_numbers: bool = True) -> "_Tape":
+        """What tensors are of that were made of Python numbers of a batch alone, or of an earlier one."""
         tape = _Tape(self, 1)
         tape.close()
-        tape.is_of_numbers = True
+        tape.is_of_numbers = is_of_numbers
         return tape
 
     def _tape_of(self, given: Any, size: int) -> "tuple[_Tape, tuple[Any, ...]]":
         """Where the batch is written down that the model was called with, and which rows of it these are."""
-        found, without_rule, taken_for_rows = None, False, False
+        found, without_rule, taken_for_rows, outside = None, False, False, list[Tensor]()
         for leaf in _flat(given):
             if type(leaf) is not _Watched:
+                outside += [leaf] if isinstance(leaf, Tensor) else ()
                 if isinstance(leaf, Tensor) and (self.escaped or private.is_marked(leaf)):
                     raise ModelError(f"the model was given a tensor that {_words(_WRITTEN)}: give it the loader's own")
                 taken_for_rows = taken_for_rows or (self.has_unfollowed and isinstance(leaf, Tensor))
@@ -356,19 +356,18 @@ class LossWatch:
             if found is not None and found != (tape, state.axis):
                 raise _other_rows("the model was given the batch's rows in two orders at once")
             found = tape, state.axis
-        if found is not None:
-            found[0].given_without_rule |= without_rule
-            found[0].assumed |= taken_for_rows
-            return found
-        newest = self._newest()
-        if newest is None or newest.closed or newest.sizes != [size]:
-            newest = _Tape(self, size)
-            if sys.modules.get(private.COMPILER) not in _LEFT:
-                _leave_to_python()
-            self._newest = weakref.ref(newest)
-        newest.given_without_rule |= without_rule
-        newest.assumed |= taken_for_rows
-        return newest, (0,)
+        if found is None:
+            newest = self._newest()
+            if newest is None or newest.closed or newest.sizes != [size]:
+                newest = _Tape(self, size)
+                if sys.modules.get(private.COMPILER) not in _LEFT:
+                    _leave_to_python()
+                self._newest = weakref.ref(newest)
+            found = newest, (0,)
+        found[0].given_without_rule |= without_rule
+        found[0].assumed |= taken_for_rows
+        found[0].given_outside |= set(map(int, map(found[0]._operand, outside)))
+        return found
 
 
 _ORDINARY = (Tensor, nn.Parameter, nn.Buffer)
@@ -482,11 +481,6 @@ def _flat(tree: Any) -> list[Any]:
 _SETTINGS = frozenset({type(None), bool, int, float, str})
 
 
-def _all_followed(batch: Any) -> bool:
-    """Whether a batch is of tensors that are watched, and of nothing else from which tensors could be made."""
-    return all(x is None or (type(x) is Tensor and x.layout is torch.strided) for x in _flat(batch))
-
-
 # -- a batch ---------------------------------------------------------------------------------------------------------
 
 
@@ -534,6 +528,7 @@ class _Tape:
         self.of_written = self.assumed = False  # whether what was written into was, or what is taken for rows
         self.given_without_rule = False  # whether a model was given what no rule knows
         self.alone: set[int] = set()  # of which it was given what each row alone gives
+        self.given_outside: set[int] = set()  # operands: what it was given that is not watched
         self.states: list[State] = []
         self.roots: list[_Source] = []
         self.calls: list[_Call] = []
@@ -649,6 +644,7 @@ class _Tape:
         self.of_written, self.assumed = self.of_written or other.of_written, self.assumed or other.assumed
         self.given_without_rule |= other.given_without_rule
         self.alone |= {n + offset for n in other.alone}
+        self.given_outside |= {i + operands for i in other.given_outside}
         self.followed_data = self.followed_data and other.followed_data
         other.into = self, offset
         other._drop()
@@ -723,7 +719,7 @@ class _Tape:
             for (tensor, _), version in zip(given, versions, strict=True):
                 silent = any(map(is_, repeat(tensor), targets))  # running means have no versions
                 if tensor is not written_to and (silent or private.version(tensor) != version):
-                    self._also_written(tensor, states[0] if args and tensor is args[0] and states else _NOT_FOLLOWED)
+                    self._also_written(tensor, states[0] if tensor is result else _NOT_FOLLOWED)
         if type(result) not in _NO_VALUES:  # a truth, a number, or a list that may be as long as a mask says
             by_value = not any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(result))
             if by_value or type(result) in (tuple, list):
@@ -763,7 +759,7 @@ class _Tape:
 
     def take_in(self, one: Any, state: State) -> None:
         """Watch a tensor that stood outside, as it is."""
-        one.__class__ = _Watched
+        _become_watched(one)
         one.tape, one.number, one.plain = self, len(self.states), None
         self.states.append(state)
         self._alive.append(weakref.ref(one))
@@ -824,8 +820,6 @@ class _Tape:
             return self._operand(alias)
         if isinstance(value, Tensor):
             state = self._origin(value)
-            self.of_written = self.of_written or state is _WRITTEN
-            self.assumed = self.assumed or isinstance(state, ByRow)
             key += (state, value.shape, value.dtype)
             given.append((value, state))
             return self._operand(value if kind is nn.Parameter or not value.requires_grad else value.detach())
@@ -877,11 +871,13 @@ class _Tape:
         if tensor.requires_grad and not tensor.is_leaf and _walk(tensor.grad_fn, self.trusted)[0]:
             return _NOT_FOLLOWED
         if self.watch.escaped or private.is_marked(tensor):
+            self.of_written = True
             return _WRITTEN
         if self.followed_data or isinstance(tensor, nn.Parameter):
             return None
         size = self.sizes[0]
         if tensor.dim() and len(tensor) and len(tensor) % size == 0:
+            self.assumed = True
             return ByRow((0,), 0, len(tensor) // size)
         return _UNKNOWN_ORIGIN
 
@@ -958,6 +954,7 @@ class _Tape:
             any(map(is_, map(self.states.__getitem__, needed - {number}), repeat(_NOT_FOLLOWED)))
             or (self.watch.escaped and any(map(_reads_besides, calls)))
             or (aliased and any(isinstance(call.function, (_Again, _OfDistance)) for call in calls))
+            or since & self.given_outside
             or since.intersection(n for call in calls for n in _leaves(call, _Operand))
         ):  # perhaps since then
             raise ModelError(
@@ -1718,11 +1715,8 @@ class _Watched(Tensor):
         with private.WithoutSubclasses():
             if _is_ordinary(func) and not _given_alone and not _elsewhere:  # as most are
                 tape = _tape_of(args, kwargs)
-                return (
-                    _of_earlier(tape, func, args, kwargs)
-                    if tape is None or tape.closed
-                    else tape.call(func, args, kwargs)
-                )
+                earlier = tape is None or tape.closed
+                return (_of_earlier if earlier else _Tape.call)(tape, func, args, kwargs)  # type: ignore[arg-type]
             if func in _TYPES and len(args) == 2 and type(args[0]) is not _Watched and type(args[1]) is _Watched:
                 return args[0].to(args[1].device, args[1].dtype, **kwargs)  # which is read of it, as below
             if func in _PUBLIC:
@@ -1751,6 +1745,9 @@ class _Watched(Tensor):
                 for one in pytree.tree_leaves(args[1] if len(args) > 1 else kwargs["inputs"]):
                     if type(one) is not _Watched and getattr(one, "_backward_hooks", None):
                         raise _hooked()
+            name = getattr(func, "__name__", "")
+            if name == "__set__" and isinstance(args[1], Tensor):  # backward would add to it, and tell nobody
+                raise ModelError("the gradient of a tensor of the batch is made by backward(), and not put in place")
             tape = _tape_of(args, kwargs)
             if tape is None or tape.closed:
                 return _of_earlier(tape, func, args, kwargs)
@@ -1766,7 +1763,6 @@ class _Watched(Tensor):
                 raise _hooked()
             if func is Tensor.__iter__:
                 return iter(tape.call(torch.unbind, (args[0], 0), {}))
-            name = getattr(func, "__name__", "")
             if name == "__get__":
                 result = func(*args, **kwargs)
                 if not isinstance(result, Tensor):
@@ -1826,7 +1822,14 @@ class _TakenOut:
 
     __slots__ = ()
     is_of_a_batch = True
-    plain: Callable[[], Any]
+    kind: Any
+    watch: Callable[[], LossWatch | None] = _nothing  # of the run, which numbers do not keep alive
+
+    def plain(self) -> Any:
+        return self.kind.__pos__(self)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.kind, (self.plain(),)
 
     def __format__(self, spec: str) -> str:
         return format(self.plain(), spec)
@@ -1843,23 +1846,11 @@ class _TakenOut:
 
 
 class _Float(_TakenOut, float):
-    watch: Callable[[], LossWatch | None] = _nothing  # of the run, which numbers do not keep alive
-
-    def plain(self) -> float:
-        return float.__float__(self)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return float, (self.plain(),)
+    kind = float
 
 
 class _Int(_TakenOut, int):
-    watch: Callable[[], LossWatch | None] = _nothing
-
-    def plain(self) -> int:
-        return int.__int__(self)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return int, (self.plain(),)
+    kind = int
 
 
 def _taken_out(value: Any, watch: Callable[[], LossWatch | None]) -> Any:
@@ -1931,7 +1922,7 @@ def _tape_of(args: Any, kwargs: Any) -> _Tape | None:
             continue
         if tape is None or tape is found:
             continue
-        if found is None or found.closed or (tape.nodes and not found.nodes):
+        if found is None or found.closed or (tape.nodes and not found.nodes and not tape.closed):
             found = tape
         elif tape.nodes and not tape.closed:
             found.join(tape)
@@ -1993,25 +1984,47 @@ def _of_earlier_too(tape: _Tape | None, tensor: Tensor) -> None:
     """Watch a tensor that stood outside, as it is, as one of a batch whose backward pass has run."""
     private.mark_memory(tensor, private.WRITTEN)
     if type(tensor) is Tensor:
-        tensor.__class__, tensor.tape = _Watched, tape  # type: ignore[attr-defined]
+        _become_watched(tensor)
+        tensor.tape = tape  # type: ignore[attr-defined]
 
 
-def _give_memory(put: Callable[[Tensor, Any], None], tensor: Tensor, value: Any) -> None:
-    """`tensor.data = value`: the tensor is of the batch from here on if the value is; what was made of it, too."""
-    own, place = _place(tensor) if type(tensor) is _Watched else (None, -1)
-    tape, number = _place(value) if type(value) is _Watched else (None, -1)
-    now = None if tape is None or tape.closed else tape
-    given = type(value) is _Watched and (now is None or now.states[number] is not None)
-    _check_targets([tensor] if given else ())
-    # a graph that has saved the tensor reads what it is now
-    LossWatch.aliased += given and private.use_count(tensor) != 1
-    with private.WithoutSubclasses():
+def _become_watched(tensor: Any) -> None:
+    """Its gradient, which the loop may have put in place, is added to in place by later backward passes."""
+    _keep_line(tensor.is_leaf and tensor.grad is not None)
+    tensor.__class__ = _Watched
+
+
+def _give_memory(put: Callable[[Tensor, Any], None], tensor: Any, value: Any) -> None:
+    """`tensor.data = value`: where one is of a batch, a copy, for nobody is told of what is written into both.
+
+    From here on the tensor is what the value is. A graph that has saved it reads what it is now.
+    """
+    if type(tensor) is not _Watched and type(value) is not _Watched:
         put(tensor, value)
-    if own is not None and not own.closed:
-        own.states[place] = _NOT_FOLLOWED
-    elif given and type(tensor) is not _Watched:
+        return
+    made: Any = value.detach().clone()
+    saved = private.use_count(tensor) != 1  # by a graph, or as the base of a view
+    before, place = _place(tensor) if type(tensor) is _Watched else (None, -1)
+    if type(made) is not _Watched:
+        is_open = before is not None and not before.closed
+        made = before.follow(made, before._origin(value)) if is_open else _as_earlier(before, made)  # type: ignore[union-attr]
+    tape, number = _place(made)
+    now = None if tape is None or tape.closed else tape
+    is_public = now is not None and now.states[number] is None
+    if type(tensor) is not _Watched and not is_public:
+        _check_targets([tensor])
         _keep_line(type(tensor) is not Tensor)
-        _of_earlier_too(tape, tensor) if now is None else now._adopt(tensor, _WRITTEN)
+        LossWatch.aliased += saved
+    elif before is not None and saved and not before.closed:
+        before.states[place] = _NOT_FOLLOWED
+    with private.WithoutSubclasses():
+        put(tensor, _ordinary(made))
+    if type(tensor) is Tensor and not is_public:
+        _become_watched(tensor)
+    if isinstance(tensor, _Watched):
+        tensor.tape, tensor.number, tensor.plain = tape, number, None
+        if now is not None:
+            now._alive[number] = weakref.ref(tensor)
 
 
 def _as_earlier(tape: _Tape | None, tensor: Any, given: Sequence[Tensor] = ()) -> Any:
@@ -2309,12 +2322,12 @@ def _one_at_a_time(run: Any, batches: Any, kwargs: Any, tape: _Tape | None, rule
 
 
 def _run_on(tape: _Tape | None, given: Any, run: Callable[..., Any]) -> Any:
-    """`run(*given)`, without what watches: what it writes that stood outside, is of the batch."""
-    outside = [one for one in pytree.tree_leaves(given) if isinstance(one, Tensor) and type(one) is not _Watched]
-    versions = private.versions(outside)
+    """`run(*given)`, without what watches: what it writes is of the batch."""
+    tensors = [one for one in pytree.tree_leaves(given) if isinstance(one, Tensor)]
+    versions = private.versions(tensors)
     made = run(*unwatched(given))
     with private.WithoutSubclasses():
-        for one, before in zip(outside, versions, strict=True):
+        for one, before in zip(tensors, versions, strict=True):
             if tape is not None and private.version(one) != before:
                 tape._also_written(one, _NOT_FOLLOWED)
     return made

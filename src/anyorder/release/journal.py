@@ -88,11 +88,10 @@ class Journal:
             elif _has_steps(data):
                 raise CheckpointError(
                     f"{journal.path} is of a run that took steps, and whose checkpoint {checkpoint} is gone: a new run "
-                    "on the same data would be released in addition, with other noise. Put the checkpoint back to "
-                    "go on "
-                    "with that run. Or begin again with start_over=True (Release, PrivacyEngine; train --start-over): "
-                    "then certificate and budget count what that run released too. What has no such option (servers, "
-                    "fit) begins in another place: compose both (ao.compose)"
+                    "on the same data would be released in addition, with other noise. Put the checkpoint back to go "
+                    "on with that run. Or begin again with start_over=True (Release, PrivacyEngine; train "
+                    "--start-over): then certificate and budget count what that run released too. What has no such "
+                    "option (servers, fit) begins in another place: compose both (ao.compose)"
                 )
             elif data.startswith(_ANY_MARK) or _ANY_MARK.startswith(data.rstrip(b"\0")):
                 journal._log.append(journal._head)
@@ -100,12 +99,11 @@ class Journal:
             else:
                 raise CheckpointError(f"{journal.path} is no journal of anyorder, and not replaced; move it away")
             durable.sync_folder(journal.path.parent)
-        except OSError as problem:
+        except (OSError, CheckpointError) as problem:
             journal.close()
+            if isinstance(problem, CheckpointError):
+                raise
             raise CheckpointError(f"the journal {journal.path} cannot be written: {problem}") from problem
-        except CheckpointError:
-            journal.close()
-            raise
         return journal
 
     @classmethod
@@ -117,12 +115,11 @@ class Journal:
         journal = cls._acquire(checkpoint, run_id, create=False)
         try:
             journal._read(journal._log.read())
-        except OSError as problem:
+        except (OSError, CheckpointError) as problem:
             journal.close()
+            if isinstance(problem, CheckpointError):
+                raise
             raise CheckpointError(f"the journal {journal.path} cannot be read: {problem}") from problem
-        except CheckpointError:
-            journal.close()
-            raise
         return journal
 
     @classmethod

@@ -1,0 +1,357 @@
+"""What one example moves: two runs that differ in it, with the same key and noise, by loops that write what they hold.
+
+Of a mean over the batch of gradients that are clipped to norm C, another example in a place moves 2 C / batch at most,
+and the gradient of no later step. Each loop is within that or refused.
+"""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+import anyorder as ao
+from anyorder.clipping import ExampleLoss
+from anyorder.errors import AnyorderError
+
+ROWS = 4
+
+
+@torch.library.custom_op("anyorder_tests::overwrite", mutates_args=("into",))
+def overwrite(into: torch.Tensor, numbers: torch.Tensor) -> None:
+    into.copy_(numbers)
+
+
+@torch.library.custom_op("anyorder_tests::overwrite_and_give", mutates_args=("into",))
+def overwrite_and_give(into: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    into.copy_(numbers)
+    return torch.zeros(3)
+
+
+class Loop:
+    """Two batches; `before`, `between` (loss and backward pass) and `after` are called with what the loop holds."""
+
+    def __init__(self, private, optimizer, loader):
+        self.private, self.optimizer, self.loader, self.kept = private, optimizer, loader, {}
+        self.constant = self.given = None
+
+    def run(self, before, between, after):
+        for x, y in self.loader:
+            self.x, self.y = x, y
+            self.mean, self.constant, self.given = x.mean(0), None, x
+            before(self)
+            outputs = self.private(self.given)
+            loss = (outputs[:, 0] if self.constant is None else (outputs * self.constant).sum(1)).mean()
+            between(self)
+            loss.backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            after(self)
+
+
+def released(way, place=None):
+    """The gradients of the steps taken, the weights, how losses were kept apart, and whether all was done.
+
+    `place`: the row that is another one, if any.
+    """
+    torch.manual_seed(0)
+    rows, labels = torch.randn(2 * ROWS, 3), torch.arange(2 * ROWS) % 3
+    if place is not None:
+        rows[place], labels[place] = torch.tensor([30.0, -20.0, 10.0]), 2
+    torch.manual_seed(1)
+    model = nn.Linear(3, 3)
+    plan = ao.plan(
+        dataset_size=2 * ROWS, batch_size=ROWS, epochs=1, epsilon=8, delta=1e-5, clip_norm=1.0, mechanism="independent"
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    loader = DataLoader(TensorDataset(rows, labels), ROWS)
+    engine = ao.PrivacyEngine(plan, key=bytes(32))
+    loop, found = Loop(*engine.make_private(model, optimizer, loader)), []
+    loop.optimizer.register_step_post_hook(
+        lambda *_: found.append(torch.cat([p.grad.flatten().clone() for p in loop.private.module.parameters()]))
+    )
+    try:
+        loop.run(*(way.get(when, lambda loop: None) for when in ("before", "between", "after")))
+    except AnyorderError:
+        done = False
+    else:
+        done = True
+    return found, [p.detach().clone() for p in model.parameters()], engine.training.loss_kept, done
+
+
+def moved(way, place):
+    """By how many clip norms the gradient of each step moves that both runs took, till they were refused."""
+    (one, weights, _, done), (two, others, _, also) = released(way), released(way, place)
+    assert (len(one), done) == (len(two), also)  # what is refused follows from no example
+    assert all(a.equal(b) for a, b in zip(weights, others, strict=True))  # the rate is 0
+    return [float((a - b).norm()) * ROWS for a, b in zip(one, two, strict=True)]
+
+
+def chain(*steps):
+    def run(loop):
+        for step in steps:
+            step(loop)
+
+    return run
+
+
+def keep(**made):
+    return lambda loop: [loop.kept.update({name: make(loop)}) for name, make in made.items() if name not in loop.kept]
+
+
+def keep_anew(**made):
+    return lambda loop: loop.kept.update({name: make(loop) for name, make in made.items()})
+
+
+def of_earlier(change):
+    return lambda loop: change(loop, loop.kept["rows"]) if "rows" in loop.kept else None
+
+
+def hold(loop, held, x=None):
+    """A tensor of ones that is given the memory of `held`."""
+    loop.kept["ones"] = torch.ones(held.shape, dtype=held.dtype)
+    loop.kept["ones"].data = held
+    return loop.kept["ones"]
+
+
+def take(name, **to):
+    def run(loop):
+        for attribute, made in to.items():
+            setattr(loop, attribute, made(loop.kept[name]))
+
+    return run
+
+
+KEEP_ROWS = {"after": lambda loop: loop.kept.update(rows=loop.x.detach() * 1)}
+
+
+def write(kept, how):
+    return lambda loop: how(loop.kept[kept], loop)
+
+
+WRITE = {
+    "place": lambda t, loop: t.__setitem__(..., loop.mean.expand(t.shape)),
+    "copy": lambda t, loop: t.copy_(loop.mean.expand(t.shape)),
+    "view": lambda t, loop: t[:2].copy_(loop.mean.expand(t.shape)[:2]),
+    "data": lambda t, loop: t.data.copy_(loop.mean.expand(t.shape)),
+    "real": lambda t, loop: setattr(t, "real", loop.mean.expand(t.shape)),
+    "vmap": lambda t, loop: torch.vmap(lambda a, b: a.copy_(b))(t.view(3, 1), loop.mean.view(3, 1)),
+    "statistics": lambda t, loop: F.batch_norm(loop.x, t, torch.ones(3), training=True),
+    "an operator": lambda t, loop: overwrite(t, loop.mean.expand(t.shape)),
+}
+
+
+def public(loop):
+    return loop.x.new_ones(3)
+
+
+def parameter(loop):
+    return loop.private.module.bias
+
+
+def give(to, name):
+    """`to(loop).data = kept[name]`"""
+
+    def run(loop):
+        to(loop).data = loop.kept[name]
+
+    return run
+
+
+def add_up(start, into, factor):
+    """A gradient put in place, to which the backward pass of other tensors adds."""
+
+    def run(loop):
+        leaf = start(loop).detach().clone().requires_grad_()
+        leaf.grad = into(loop)
+        (leaf * factor(loop)).sum().backward()
+
+    return run
+
+
+ATTACKS = {
+    # what an earlier batch left, written into the open one before any model was called
+    **{
+        f"earlier: {name}": {"before": of_earlier(change), **KEEP_ROWS}
+        for name, change in {
+            "added": lambda loop, rows: loop.x.add_(rows),
+            "in the place of rows": lambda loop, rows: loop.x.__setitem__(slice(None), rows),
+            "in the place of some": lambda loop, rows: loop.x.__setitem__(loop.y == 0, rows[0]),
+            "a row": lambda loop, rows: loop.x[0].add_(rows[0]),
+            "real": lambda loop, rows: setattr(loop.x, "real", rows),
+            "with a mean of all": lambda loop, rows: loop.x.sub_(loop.x.mean(0) + 0 * rows.sum(0)),
+            "a mean of all in place": lambda loop, rows: loop.x.copy_(loop.x.mean(0) + 0 * rows),
+            "a constant": lambda loop, rows: setattr(loop, "constant", public(loop).copy_(rows.mean(0))),
+            "a running mean": lambda loop, rows: loop.x.sub_(0.9 * rows.mean(0)),
+            "given memory and added": lambda loop, rows: hold(loop, rows * 1).add_(rows),
+            "given the batch's memory": lambda loop, rows: hold(loop, loop.x).add_(rows),
+        }.items()
+    },
+    "earlier: memory of the open batch": {
+        "before": of_earlier(lambda loop, rows: (setattr(rows, "data", loop.x), rows.add_(7))), **KEEP_ROWS
+    },
+    # functions of single rows that write what they are given
+    "vmap: rows": {"before": lambda loop: torch.vmap(lambda a, b: a.copy_(b))(loop.x, loop.mean.expand(4, 3))},
+    "vmap: some rows at once": {
+        "before": lambda loop: torch.vmap(lambda a, b: a.copy_(b), chunk_size=2)(loop.x, loop.mean.expand(4, 3))
+    },
+    "vmap: a difference": {
+        "before": lambda loop: torch.vmap(lambda a, b: a.sub_(b))(loop.x, loop.mean.expand(4, 3))
+    },
+    "vmap: a constant": {
+        "before": chain(
+            keep(z=lambda loop: torch.zeros_like(loop.x)),
+            lambda loop: torch.vmap(lambda a, b: a.copy_(b))(loop.kept["z"], loop.mean.expand(4, 3)),
+            take("z", constant=lambda z: z),
+        )
+    },
+    "criterion: rows": {
+        "before": lambda loop: ExampleLoss(lambda a, b: a.copy_(b).sum())(loop.x, loop.mean.expand(4, 3))
+    },
+    "operator: rows": {"before": lambda loop: overwrite(loop.x, loop.mean.expand(4, 3))},
+    "operator: rows, and it gives another": {
+        "before": lambda loop: overwrite_and_give(loop.x, loop.mean.expand(4, 3))
+    },
+    # gradients that are put in place, to which a backward pass adds
+    **{
+        f"gradient: {name}": {"before": chain(keep(z=made), add_up(*given), take("z", **to))}
+        for name, made, given, to in (
+            ("a constant", lambda loop: torch.zeros(4, 3),
+             (lambda loop: loop.x, lambda loop: loop.kept["z"], lambda loop: loop.mean), {"constant": lambda z: z}),
+            ("rows", lambda loop: loop.x,
+             (lambda loop: loop.x, lambda loop: loop.x, lambda loop: 100 * loop.mean), {}),
+            ("weights", lambda loop: loop.x,
+             (lambda loop: loop.x[:3], lambda loop: loop.private.module.weight.data, lambda loop: loop.x[:3]), {}),
+        )
+    },
+    "gradient: weights, after": {
+        "after": add_up(lambda loop: loop.x[:3], lambda loop: loop.private.module.weight.data, lambda loop: loop.x[:3])
+    },
+    # shared memory: public numbers that a batch made, and others, written later
+    **{
+        f"shared: constant, {how}": {
+            "before": chain(keep(z=public), lambda loop: hold(loop, loop.kept["z"]), write("z", WRITE[how]),
+                            take("ones", constant=lambda held: held))
+        }
+        for how in WRITE
+    },
+    **{
+        f"shared: constant, later, {how}": {
+            "before": chain(keep(z=public, held=lambda loop: hold(loop, loop.kept["z"])),
+                            take("held", constant=lambda held: held)),
+            "after": write("z", WRITE[how]),
+        }
+        for how in ("place", "copy", "data")
+    },
+    **{
+        f"shared: a batch's tensor has public memory, {how}": {
+            "before": chain(keep(p=lambda loop: torch.ones(3), w=lambda loop: loop.mean * 1),
+                            lambda loop: setattr(loop.kept["w"], "data", loop.kept["p"]),
+                            *([write("w", WRITE[how])] if when == "before" else []),
+                            take("p", constant=lambda held: held)),
+            when: write("w", WRITE[how]),
+        } if when != "before" else {
+            "before": chain(keep(p=lambda loop: torch.ones(3), w=lambda loop: loop.mean * 1),
+                            lambda loop: setattr(loop.kept["w"], "data", loop.kept["p"]),
+                            write("w", WRITE[how]), take("p", constant=lambda held: held)),
+        }
+        for how, when in (("place", "before"), ("copy", "between"), ("data", "after"))
+    },
+    "shared: weights are given public numbers": {
+        "before": chain(keep(z=public), give(parameter, "z")), "between": write("z", WRITE["place"])
+    },
+    "shared: weights are given public numbers, later": {
+        "before": chain(keep(z=public), give(parameter, "z")), "after": write("z", WRITE["place"])
+    },
+    "shared: a batch's tensor is given weights": {
+        "after": lambda loop: (setattr(loop.mean, "data", loop.private.module.bias), loop.mean.copy_(loop.x.mean(0)))
+    },
+    "shared: a batch's tensor is given weights, between": {
+        "between": lambda loop: (setattr(loop.mean, "data", loop.private.module.bias), loop.mean.copy_(loop.x[0]))
+    },
+    # what a batch's tensor is, once it was given others' rows
+    **{
+        f"given: {name}, {what}": {
+            "before": chain(
+                keep_anew(w=lambda loop: loop.x * 1),
+                lambda loop, made=made: setattr(loop.kept["w"], "data", made(loop)),
+                take("w", **{what: lambda held: held}),
+            )
+        }
+        for name, made in {
+            "others' rows": lambda loop: loop.x.flip(0),
+            "a mean of all": lambda loop: loop.x.mean(0).expand(4, 3),
+            "one row": lambda loop: loop.x[:1].expand(4, 3),
+        }.items()
+        for what in ("given", "constant")
+    },
+    # what a graph saved
+    "saved: the model's input": {"between": lambda loop: hold(loop, loop.x).copy_(loop.x.mean(0).expand(4, 3))},
+    "saved: the model's input in its place": {"between": lambda loop: setattr(loop.x, "data", loop.x.flip(0))},
+    "saved: a plain input": {
+        "before": chain(keep(z=lambda loop: torch.ones(4, 3)), take("z", given=lambda z: z)),
+        "between": lambda loop: loop.kept["z"].data.copy_(loop.x.mean(0).expand(4, 3)),
+    },
+    "saved: a plain input's memory": {
+        "before": chain(keep(z=lambda loop: torch.ones(4, 3)), take("z", given=lambda z: z)),
+        "between": lambda loop: setattr(loop.kept["z"], "data", loop.x.mean(0).expand(4, 3)),
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.parametrize("place", [0, ROWS], ids=["first batch", "second batch"])
+def test_an_example_moves_its_own_step_by_two_clip_norms_at_most(name, place):
+    for step, found in enumerate(moved(ATTACKS[name], place)):
+        assert found <= (2 + 1e-4 if step == place // ROWS else 1e-4)
+
+
+def ascent(loop):
+    """An adversarial example by `.data`, of a public network."""
+    torch.manual_seed(3)
+    network = nn.Linear(3, 3).requires_grad_(False)
+    shift = torch.zeros_like(loop.x).requires_grad_()
+    F.cross_entropy(network(loop.x + shift), loop.y, reduction="sum").backward()
+    shift.data = (shift.data + 0.1 * shift.grad.sign()).clamp(-1, 1)
+    loop.given = loop.x + shift.detach()
+
+
+HONEST = {
+    "a mean that no loss reads": {
+        "before": keep(mean=lambda loop: torch.zeros(3)),
+        "after": lambda loop: setattr(loop.kept["mean"], "data", 0.9 * loop.kept["mean"].data + 0.1 * loop.x.mean(0)),
+    },
+    "rows of another type": {"before": lambda loop: setattr(loop.x, "data", loop.x.data.double().float())},
+    "rows that are normalised": {"before": lambda loop: setattr(loop.x, "data", (loop.x.data - 0.5) / 2)},
+    "an adversarial example": {"before": ascent},
+    "a constant in steps": {
+        "before": chain(
+            keep(scale=lambda loop: torch.ones(())),
+            lambda loop: setattr(loop.kept["scale"], "data", loop.kept["scale"].data * 0.5),
+            take("scale", constant=lambda held: held),
+        )
+    },
+    "weights that are bounded": {
+        "after": lambda loop: [setattr(p, "data", p.data.clamp(-1, 1)) for p in loop.private.module.parameters()]
+    },
+    "a constant of the batch's shape": {
+        "before": chain(
+            keep(held=lambda loop: hold(loop, torch.zeros_like(loop.x))), take("held", constant=lambda held: held + 1)
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_an_honest_loop_is_proved(name):
+    gradients, _, kept, done = released(HONEST[name])
+    assert (len(gradients), kept, done) == (2, "proved", True)
+    assert max(moved(HONEST[name], 0) + moved(HONEST[name], ROWS)) <= 2 + 1e-4
+
+
+def test_the_model_is_given_what_a_tensor_of_the_batch_was_given():
+    by_memory, by_name = ({"before": how} for how in (
+        lambda loop: setattr(loop.x, "data", loop.x.data * 3 - 1),
+        lambda loop: setattr(loop, "given", loop.x * 3 - 1),
+    ))  # fmt: skip
+    assert torch.equal(torch.stack(released(by_memory)[0]), torch.stack(released(by_name)[0]))
