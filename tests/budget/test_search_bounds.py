@@ -10,7 +10,7 @@ from scipy.special import ndtr, ndtri
 from anyorder.accounting import BoundedRange, Gaussian, Sampled
 from anyorder.accounting.curves import compose
 from anyorder.budget import Fixed, Geometric, Logarithmic, NegativeBinomial, Poisson, calibrate_search, search_epsilon
-from anyorder.budget.laws import search_delta
+from anyorder.budget.laws import _profile, repeated
 from anyorder.errors import ArgumentError
 
 LAWS = [
@@ -18,6 +18,16 @@ LAWS = [
     NegativeBinomial(3.0, 10.0), NegativeBinomial(0.5, 100.0), Poisson(0.5), Poisson(5.0), Poisson(60.0),
 ]  # fmt: skip
 EPSILONS = [0.0, 0.1, 0.5, 1.0, 2.0, 4.0]
+
+
+def search_delta(law, curve, epsilon):
+    """Where the profile that `search_epsilon` searches is at epsilon."""
+    if isinstance(law, Fixed):
+        return repeated(curve, law.runs).delta(epsilon)
+    alone = curve.delta(epsilon)
+    if alone == 0:
+        return 0.0 if curve.mu == 0 else _profile(law, curve, 1e-280).delta(epsilon)
+    return _profile(law, curve, alone).delta(epsilon)
 
 
 class Small:
@@ -240,5 +250,3 @@ def test_edges():
     for delta in (0.0, 1.0, math.nan):
         with pytest.raises(ArgumentError, match="delta"):
             search_epsilon(Geometric(50), Gaussian(1.0), delta)
-    with pytest.raises(ArgumentError, match="epsilon"):
-        search_delta(Geometric(50), Gaussian(1.0), -1.0)

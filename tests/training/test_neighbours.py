@@ -35,15 +35,18 @@ class Loop:
         self.private, self.optimizer, self.loader, self.kept = private, optimizer, loader, {}
         self.constant = self.given = None
 
-    def run(self, before, between, after):
+    def loss(self, outputs):
+        return (outputs[:, 0] if self.constant is None else (outputs * self.constant).sum(1)).mean()
+
+    def run(self, before, between, after, loss=None):
         for x, y in self.loader:
             self.x, self.y = x, y
             self.mean, self.constant, self.given = x.mean(0), None, x
             before(self)
             outputs = self.private(self.given)
-            loss = (outputs[:, 0] if self.constant is None else (outputs * self.constant).sum(1)).mean()
+            found = self.loss(outputs) if loss is None else loss(self, outputs)
             between(self)
-            loss.backward()
+            found.backward()
             self.optimizer.step()
             self.optimizer.zero_grad()
             after(self)
@@ -59,7 +62,7 @@ def released(way, place=None):
     if place is not None:
         rows[place], labels[place] = torch.tensor([30.0, -20.0, 10.0]), 2
     torch.manual_seed(1)
-    model = nn.Linear(3, 3)
+    model = way.get("model", lambda: nn.Linear(3, 3))()
     plan = ao.plan(
         dataset_size=2 * ROWS, batch_size=ROWS, epochs=1, epsilon=8, delta=1e-5, clip_norm=1.0, mechanism="independent"
     )
@@ -71,7 +74,7 @@ def released(way, place=None):
         lambda *_: found.append(torch.cat([p.grad.flatten().clone() for p in loop.private.module.parameters()]))
     )
     try:
-        loop.run(*(way.get(when, lambda loop: None) for when in ("before", "between", "after")))
+        loop.run(*(way.get(when, lambda loop: None) for when in ("before", "between", "after")), way.get("loss"))
     except AnyorderError:
         done = False
     else:
@@ -83,7 +86,7 @@ def moved(way, place):
     """By how many clip norms the gradient of each step moves that both runs took, till they were refused."""
     (one, weights, _, done), (two, others, _, also) = released(way), released(way, place)
     assert (len(one), done) == (len(two), also)  # what is refused follows from no example
-    assert all(a.equal(b) for a, b in zip(weights, others, strict=True))  # the rate is 0
+    assert not done or all(a.equal(b) for a, b in zip(weights, others, strict=True))  # the rate is 0
     return [float((a - b).norm()) * ROWS for a, b in zip(one, two, strict=True)]
 
 
@@ -169,7 +172,160 @@ def add_up(start, into, factor):
     return run
 
 
+class Initialised(nn.Module):
+    """Its first pass without gradients measures the data, as an ActNorm does, or leaves something behind."""
+
+    def __init__(self, leave):
+        super().__init__()
+        self.share = float(leave is LEAVES["its input"])
+        self.linear, self.shift = nn.Linear(3, 3), nn.Parameter(torch.zeros(3))
+        self.leave, self.kept, self.ready = leave, [], False
+
+    def forward(self, x):
+        if not self.ready and not torch.is_grad_enabled():
+            self.leave(self, x)
+            self.ready = True
+        shift = self.kept[0] if self.kept else self.shift
+        return self.linear(shift + 0 * self.shift + self.share * x)
+
+
+LEAVES = {
+    "a parameter": lambda model, x: model.shift.data.copy_(x.mean(0)),
+    "an attribute": lambda model, x: setattr(model, "shift", nn.Parameter(x.mean(0))),
+    "a list": lambda model, x: model.kept.append(x.mean(0)),
+    "its input": lambda model, x: x.copy_(x.mean(0).expand_as(x)),
+}
+
+
+def looked(loop):
+    with torch.no_grad():
+        loop.private(loop.x)
+
+
+def hooked(loop):
+    """The gradient of a public tensor, by a hook on what gets one."""
+    leaf = torch.zeros(4, 3, requires_grad=True)
+    leaf.register_hook(lambda gradient: loop.kept.update(z=gradient * 1))
+    torch.autograd.grad((leaf * loop.x).sum(), leaf)
+    loop.constant = loop.kept["z"].mean(0)
+
+
+def hooked_within(loop):
+    leaf = torch.zeros(4, 3, requires_grad=True)
+    made = leaf * 1
+    made.register_hook(lambda gradient: loop.kept.update(z=gradient * 1))
+    torch.autograd.grad((made * loop.x).sum(), made)
+    loop.constant = loop.kept["z"].mean(0)
+
+
+def frozen_hooked(loop):
+    network = nn.Linear(3, 3).requires_grad_(False)
+    network.register_full_backward_hook(lambda module, inner, outer: loop.kept.update(z=inner[0] * 1))
+    leaf = torch.zeros(4, 3, requires_grad=True)
+    torch.autograd.grad((network(leaf) * loop.x).sum(), leaf)
+    loop.constant = loop.kept["z"].mean(0)
+
+
+def accumulated(loop):
+    leaf = loop.x.detach().requires_grad_()
+    leaf.register_post_accumulate_grad_hook(lambda one: loop.kept.update(z=one.grad.detach() * 1))
+    (leaf * loop.x.mean(0)).sum().backward()
+    loop.constant = loop.kept["z"].mean(0)
+
+
+def trained(loop):
+    """Another network learns of a batch whose backward pass has run."""
+    network = loop.kept.setdefault("network", nn.Linear(3, 3))
+    torch.autograd.backward([(network(loop.x) - 5 * loop.x).square().mean()], inputs=[network.bias])
+    with torch.no_grad():
+        network.bias.sub_(network.bias.grad)
+
+
+def inferred(loop):
+    with torch.inference_mode():
+        held = loop.x * 1
+        torch.vmap(lambda a, b: a.copy_(b))(held, loop.mean.expand(4, 3))
+    loop.given = held.clone()
+
+
+def quantised(loop):
+    module = torch.ao.quantization.FusedMovingAvgObsFakeQuantize()
+    module(loop.x)
+    loop.constant = (module.scale - 0.05) * 100
+
+
+def exchanged(made):
+    """What the loss is of is given other numbers, while gradients go the way of the old ones."""
+
+    def loss(loop, outputs):
+        joined = outputs.mean(0, keepdim=True).expand(4, 3) * 1
+        made(joined, loop)
+        return (joined * loop.x).sum(1).mean()
+
+    return loss
+
+
+def zeroed(joined, loop):
+    with torch.no_grad():
+        joined.zero_()
+
+
+def at_places(made, loop):
+    made[:, [loop.x.sum(0).argmax()]] = 5.0
+    return made
+
+
+def moved_away(loop):
+    """What a pass is made again of, row by row, is not what has that name now."""
+    held = loop.kept["held"] = loop.x * 1
+    loop.given = torch.fft.fft(held, dim=1).real
+    held.data = loop.x.mean(0).expand(4, 3).clone()
+
+
+def another_output(loop, outputs):
+    other = loop.private(loop.x)
+    other.data = loop.x * 1
+    rows, columns = torch.fft.fft(outputs, dim=1).real, torch.fft.fft(other, dim=0).real
+    return rows.sum(1).mean() * 0 + (columns * loop.x).sum(1).mean()
+
+
 ATTACKS = {
+    **{f"a pass to look: {name}": {"model": lambda leave=leave: Initialised(leave), "before": looked}
+       for name, leave in LEAVES.items()},
+    "type": {"before": lambda loop: setattr(loop, "constant", loop.x.type(torch.float64).mean(0).float())},
+    "type by name": {"before": lambda loop: setattr(loop, "constant", loop.x.type("torch.DoubleTensor").mean(0))},
+    "a hook": {"before": hooked},
+    "a hook on what is asked for": {"before": hooked_within},
+    "a hook of a frozen network": {"before": frozen_hooked},
+    "a hook on a gradient": {"before": accumulated},
+    "another network is trained": {
+        "before": lambda loop: setattr(loop, "constant", loop.kept["network"].bias.detach() if loop.kept else None),
+        "after": trained,
+    },
+    **{
+        f"an index: {name}": {"loss": loss}
+        for name, loss in {
+            "list": lambda loop, outputs: outputs[:, [loop.x.sum(0).argmax()]].mean(),
+            "truths": lambda loop, outputs: outputs[:, [loop.x.sum() > 0, loop.x.sum() < 0, False]].sum(),
+            "tuple": lambda loop, outputs: outputs[(slice(None), (loop.x.sum(0).argmax(),))].mean(),
+            "number": lambda loop, outputs: outputs[:, [loop.x.sum(0).argmax().item()]].mean(),
+            "written": lambda loop, outputs: (outputs * at_places(torch.zeros(4, 3), loop)).mean(),
+            "new_tensor": lambda loop, outputs: (outputs * loop.x.new_tensor([*loop.x.mean(0)])).mean(),
+        }.items()
+    },
+    **{
+        f"exchanged: {name}": {"loss": exchanged(made)}
+        for name, made in {
+            "rows": lambda joined, loop: setattr(joined, "data", loop.x * 1),
+            "public": lambda joined, loop: setattr(joined, "data", torch.ones(4, 3)),
+            "zeros in place": zeroed,
+            "by nn.init": lambda joined, loop: nn.init.zeros_(joined),
+        }.items()
+    },
+    "exchanged: another output": {"loss": another_output},
+    "exchanged: what is made again": {"before": moved_away},
+    "under inference_mode": {"before": inferred},
+    "fake quantisation": {"before": quantised},
     # what an earlier batch left, written into the open one before any model was called
     **{
         f"earlier: {name}": {"before": of_earlier(change), **KEEP_ROWS}
@@ -316,7 +472,23 @@ def ascent(loop):
     loop.given = loop.x + shift.detach()
 
 
+def started(loop):
+    noise = torch.empty_like(loop.x)
+    torch.manual_seed(3)
+    loop.given = loop.x + nn.init.normal_(noise, std=0.1)
+
+
+def straight_through(loop, outputs):
+    values = outputs * 1
+    values.data = values.data.sign()
+    return values.sum(1).mean()
+
+
 HONEST = {
+    "noise by nn.init": {"before": started},
+    "signs, straight through": {"loss": straight_through},
+    "another type": {"loss": lambda loop, outputs: outputs.type(torch.float64).sum(1).mean()},
+    "a pass to look": {"before": looked},
     "a mean that no loss reads": {
         "before": keep(mean=lambda loop: torch.zeros(3)),
         "after": lambda loop: setattr(loop.kept["mean"], "data", 0.9 * loop.kept["mean"].data + 0.1 * loop.x.mean(0)),

@@ -34,26 +34,6 @@ from anyorder.checks import final
 _STEEPEST = math.sqrt(2 * math.pi) / 4  # of Phi^-1(L(y)), at y = 0
 
 
-def bounded_range_delta(e0: float, epsilon: float) -> float:
-    """The smallest delta at which every mechanism of range e0 keeps epsilon, rounded up.
-
-    Args:
-        e0: not negative.
-        epsilon: of any sign; below -e0, and below 0 for e0 = 0, it is 1 - e^epsilon.
-    Raises: ArgumentError.
-
-    Example:
-        >>> bounded_range_delta(1.0, 1.0), round(bounded_range_delta(1.0, 0.0), 6)
-        (0.0, 0.244919)
-    """
-    e0, epsilon = checks.real("e0", e0, low=0.0), checks.real("epsilon", epsilon)
-    if epsilon >= e0:
-        return 0.0
-    if epsilon <= -e0:
-        return min(1.0, -math.expm1(epsilon) * (1 + 2.0**-50))
-    return min(1.0, math.expm1((epsilon - e0) / 2) ** 2 / -math.expm1(-e0) * (1 + 2.0**-49))
-
-
 def bounded_range_mu(e0: float) -> float:
     """The smallest mu for which every mechanism of range e0 is mu-GDP, rounded up.
 

@@ -466,31 +466,6 @@ _TOLERANCE = 1e-6  # of epsilon, of a calibration; the issue of a table of the p
 _KNOTS = {True: (1200, 200), False: (240, 40)}  # of a profile that is a formula, or a sum over a loss distribution
 
 
-def search_delta(law: Law, curve: Curve, epsilon: float) -> float:
-    """A delta at which a whole search keeps epsilon, at or above the smallest; see `search_epsilon`.
-
-    Args:
-        law: of the number of runs.
-        curve: of one run, with its score where that is noisy.
-        epsilon: not negative.
-    Returns: delta in [0, 1].
-    Raises: ArgumentError.
-
-    Example:
-        >>> from anyorder.budget import Geometric
-        >>> round(search_delta(Geometric(50), Gaussian(1.0), 8.2567), 7)
-        1e-06
-    """
-    epsilon = checks.real("epsilon", epsilon, low=0.0)
-    _check_whole(curve)
-    if isinstance(law, Fixed):
-        return repeated(curve, law.runs).delta(epsilon)
-    alone = curve.delta(epsilon)
-    if alone == 0:
-        return 0.0 if curve.mu == 0 else _profile(law, curve, 1e-280).delta(epsilon)
-    return _profile(law, curve, alone).delta(epsilon)
-
-
 def search_epsilon(law: Law, curve: Curve, delta: float, bound: str = "least") -> float:
     """The epsilon of a whole search, at or above the smallest that holds at delta.
 

@@ -299,20 +299,18 @@ class LossWatch:
             return _changed(outputs, lambda leaf: tape.follow(_plain(leaf), _LOOKED))
         return _changed(outputs, functools.partial(_as_earlier, tapes[0])) if tapes else outputs
 
-    def shown(self, module: nn.Module, given: Any) -> Any:
-        """What a pass without gradients gets: where hooks could keep something of a batch, it is known as of an earlier
-        one. Anywhere else these are the ordinary tensors.
+    def shown(self, given: Any) -> Any:
+        """What a pass without gradients gets: copies, known as of an earlier batch. What the model's code, or a hook,
+        keeps of them is of the batch, and nothing of them is written into the model.
         """
-        if not any(part._forward_hooks or part._forward_pre_hooks for part in module.modules()):
-            return unwatched(given)
         tape = self.tape_of_numbers(False)
-        return _changed(given, lambda leaf: _as_earlier(tape, _plain(leaf)) if type(leaf) is _Watched else leaf)
+        return _changed(given, lambda leaf: _as_earlier(tape, _plain(leaf).clone()) if type(leaf) is _Watched else leaf)
 
     def tape_of_numbers(self, is_of_numbers: bool = True) -> "_Tape":
         """What tensors are of that were made of Python numbers of a batch alone, or of an earlier one."""
         tape = _Tape(self, 1)
         tape.close()
-        tape.is_of_numbers = is_of_numbers
+        tape.is_of_numbers, tape.is_shown = is_of_numbers, not is_of_numbers
         return tape
 
     def _tape_of(self, given: Any, size: int) -> "tuple[_Tape, tuple[Any, ...]]":
@@ -524,7 +522,7 @@ class _Tape:
         self.closed = self.allowed = self.exposed = self.followed_data = False
         self.aliased_before = LossWatch.aliased  # when the batch was begun
         self.taken_out = self.of_numbers = False  # whether numbers were among the arguments of this call, of any
-        self.is_of_numbers = False  # see `LossWatch.tape_of_numbers`
+        self.is_of_numbers = self.is_shown = False  # see `LossWatch.tape_of_numbers`
         self.of_written = self.assumed = False  # whether what was written into was, or what is taken for rows
         self.given_without_rule = False  # whether a model was given what no rule knows
         self.alone: set[int] = set()  # of which it was given what each row alone gives
@@ -684,7 +682,7 @@ class _Tape:
         given: list[tuple[Tensor, State]] = []
         self.taken_out = False
         stored = self._encode(args, key, given), self._encode(kwargs, key, given) if kwargs else kwargs
-        if self.taken_out:
+        if self.taken_out or (func in _MAKES_NUMBERS and _makes_numbers(func, args, kwargs)):
             self.of_numbers, rule = True, _of_taken_out
         tensors = list(map(_FIRST, given))
         versions = private.versions(tensors)
@@ -892,9 +890,10 @@ class _Tape:
         start = written.untyped_storage().data_ptr()
         for reference in self._alive:
             other: Any = reference()
-            if other is not None and other is not written and other.untyped_storage().data_ptr() == start:
-                self.states[_place(other)[1]] = _WRITTEN
-        self.states[number] = state
+            place, other_number = (None, -1) if other is None else _place(other)
+            if place is self and other is not written and other.untyped_storage().data_ptr() == start:
+                self.states[other_number] = _WRITTEN
+        self.states[number] = state if torch.is_grad_enabled() else _of_graph(written, self.states[number], state)
 
     # -- backward ----------------------------------------------------------------------------------------------------
 
@@ -1096,6 +1095,8 @@ class _Tape:
         root = next((r for r in self.roots if r.number == number), None)
         tensor = self._alive[number]() if root is None else root.tensor
         if tensor is None or (root is not None and private.version(root.tensor) != root.version):
+            return None
+        if root is None and _place(tensor) != (self, number):  # it was given other memory since
             return None
         return _ordinary(tensor).detach()
 
@@ -1333,6 +1334,10 @@ class _Generated(Tensor):
             _free.pop()
 
 
+def _has_hooks(tensor: Any) -> bool:
+    return bool(getattr(tensor, "_backward_hooks", None) or getattr(tensor, "_post_accumulate_grad_hooks", None))
+
+
 def _check_trains_nothing(tape: "_Tape | None", leaves: list[Tensor]) -> None:
     """Raises: ModelError where a loss of a batch, of no private output, trains tensors that are not of the batch.
 
@@ -1405,7 +1410,9 @@ def _arrived(of: "weakref.ref[_Tape]", node: int, gradients: tuple[Tensor | None
     tape.used.add(tape.nodes[node])  # a second backward pass of the batch is refused by the engine
     if tape.gradients is None:
         return None
-    return tuple(tape.gradients.get((node, i), g) for i, g in enumerate(gradients))
+    if any(g is not None and (node, i) not in tape.gradients for i, g in enumerate(gradients)):
+        raise _unseen()  # of an output that what runs again does not read
+    return tuple(tape.gradients.get((node, i)) for i in range(len(gradients)))
 
 
 def _walk(start: Any, trusted: Sequence[Any]) -> tuple[bool, bool, list[Tensor]]:
@@ -1431,7 +1438,10 @@ def _walk(start: Any, trusted: Sequence[Any]) -> tuple[bool, bool, list[Tensor]]
         if isinstance(node, BackwardCFunction) and "of_evaluation" in vars(node):  # which no gradient passes
             continue
         own = own or isinstance(node, BackwardCFunction)
-        if (leaf := getattr(node, "variable", None)) is not None:
+        leaf: Any = getattr(node, "variable", None)
+        if "BackwardHook" in type(node).__name__ or (leaf is not None and _has_hooks(leaf)):
+            raise _hooked()
+        if leaf is not None:
             leaves.append(leaf)
         nodes += map(_FIRST, node.next_functions)
     return reached, own, leaves
@@ -1601,7 +1611,8 @@ _LOOKS = (F.gaussian_nll_loss, F.one_hot)
 def _kind_of(func: Any) -> tuple[bool, bool, Any]:
     """Whether a function writes its first argument, may write others, and what gives it another form."""
     name = getattr(func, "__name__", "")
-    return _writes(func), "norm" in name or name == "__set__" or bool(private.written_by(func)), _SPECIAL.get(func)
+    unsaid = "norm" in name or "fake_quant" in name or name == "__set__"
+    return _writes(func), unsaid or bool(private.written_by(func)), _SPECIAL.get(func)
 
 
 _NO_KIND = False, False, None
@@ -1629,6 +1640,17 @@ def _writes(func: Any) -> bool:
     return name.endswith("_")
 
 
+_MAKES_NUMBERS = {Tensor.__getitem__, Tensor.__setitem__, Tensor.new_tensor}
+
+
+def _makes_numbers(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether torch makes Python numbers of tensors of a batch: in lists of an index (`x[:, [n]]`), or of data."""
+    parts: Any = args[1:], kwargs
+    if func is not Tensor.new_tensor:
+        parts = [p for p in (args[1] if type(args[1]) is tuple else args[1:2]) if isinstance(p, (list, tuple))]
+    return any(issubclass(type(t), (_Watched, _TakenOut)) for t in pytree.tree_leaves(parts))
+
+
 def _target(func: Any, args: Any) -> Tensor:
     """The tensor that a function writes into."""
     if args and isinstance(args[0], Tensor):
@@ -1649,6 +1671,8 @@ def _targets(func: Any, args: Any, kwargs: Any) -> list[Any]:
         found.append(kwargs["out"])
     for place, argument in private.written_by(func):
         found += [args[place]] if place < len(args) else [kwargs.get(argument)]
+    if name == "fused_moving_avg_obs_fake_quant":
+        found += [*args[3:7], *map(kwargs.get, ("running_min", "running_max", "scale", "zero_point"))]
     trains = "_stats" in name or any(value is True for value in (*args, *kwargs.values()))
     if func is F.instance_norm or (func is F.batch_norm and trains):
         found += [*args[1:3], *map(kwargs.get, ("running_mean", "running_var"))]
@@ -1690,7 +1714,7 @@ class _Watched(Tensor):
         return self.view_as(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
-        copied = copy.deepcopy(_ordinary(self), memo)  # torch refuses results of functions that need gradients
+        copied = copy.deepcopy(_ordinary(self))  # torch refuses results of functions that need gradients
         tape = _place(self)[0]
         return _as_earlier(tape, copied) if tape is None or tape.closed else self.detach().clone()
 
@@ -1710,6 +1734,8 @@ class _Watched(Tensor):
     @private.never_compiled
     def __torch_function__(func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if not args and "tensor" in kwargs:  # as `nn.init` says it
+            args = (kwargs.pop("tensor"),)
         if _free:
             raise _not_free()
         with private.WithoutSubclasses():
@@ -1719,7 +1745,7 @@ class _Watched(Tensor):
                 return (_of_earlier if earlier else _Tape.call)(tape, func, args, kwargs)  # type: ignore[arg-type]
             if func in _TYPES and len(args) == 2 and type(args[0]) is not _Watched and type(args[1]) is _Watched:
                 return args[0].to(args[1].device, args[1].dtype, **kwargs)  # which is read of it, as below
-            if func in _PUBLIC:
+            if func in _PUBLIC or (func is Tensor.type and len(args) + len(kwargs) == 1):
                 return func(*args, **kwargs)
             if func in _READS:
                 _seen(args[0] if args else kwargs["input"], func in _VALUES)
@@ -1743,8 +1769,10 @@ class _Watched(Tensor):
                 for output in pytree.tree_leaves(args[0] if args else kwargs["outputs"]):
                     _walk(output.grad_fn, ())  # which refuses those of a generator
                 for one in pytree.tree_leaves(args[1] if len(args) > 1 else kwargs["inputs"]):
-                    if type(one) is not _Watched and getattr(one, "_backward_hooks", None):
+                    if _has_hooks(one):
                         raise _hooked()
+            if func in _HOOKS:
+                raise _hooked()
             name = getattr(func, "__name__", "")
             if name == "__set__" and isinstance(args[1], Tensor):  # backward would add to it, and tell nobody
                 raise ModelError("the gradient of a tensor of the batch is made by backward(), and not put in place")
@@ -1759,8 +1787,6 @@ class _Watched(Tensor):
                 if type(one) is not _Watched or rest or kwargs.get("grad_tensors") is not None:
                     raise _unseen()
                 return tape.backward(one, (), {k: v for k, v in kwargs.items() if v is not None})
-            if func in _HOOKS:
-                raise _hooked()
             if func is Tensor.__iter__:
                 return iter(tape.call(torch.unbind, (args[0], 0), {}))
             if name == "__get__":
@@ -1775,11 +1801,12 @@ class _Watched(Tensor):
 @functools.cache
 def _is_ordinary(func: Any) -> bool:
     """Whether a function goes to `_Tape.call` in any case."""
-    others = _READS | _TAKES | _TYPES | _HOOKS | {*_BACK, Tensor.backward, torch.autograd.backward, Tensor.__iter__}
+    others = _READS | _TAKES | _TYPES | _HOOKS | _BACKWARD | {*_BACK, Tensor.type, Tensor.__iter__}
     return func not in others and getattr(func, "__name__", "") not in ("__set__", "__get__")
 
 
 _HOOKS = {Tensor.register_hook}
+_BACKWARD = {Tensor.backward, torch.autograd.backward}
 _TYPES = {Tensor.type_as, Tensor.to}
 """Of a second tensor they take dtype and device, and no number."""
 _given_alone: list[Any] = []
@@ -1788,7 +1815,7 @@ _PUBLIC = {getattr(getattr(Tensor, name), "__get__", None) for name in (
     "dtype", "device", "requires_grad", "is_leaf", "ndim", "layout", "is_cuda", "is_sparse",
 )} | {
     Tensor.dim, Tensor.element_size, Tensor.__hash__, Tensor.is_floating_point, torch.is_floating_point,
-    Tensor.is_complex, torch.is_complex, Tensor.is_signed, Tensor.type, Tensor.get_device, Tensor.is_inference,
+    Tensor.is_complex, torch.is_complex, Tensor.is_signed, Tensor.get_device, Tensor.is_inference,
     Tensor.retain_grad,
 }  # fmt: skip
 """What gives no tensor, opens no way into the graph, and tells nothing that follows from the batch."""
@@ -1954,18 +1981,17 @@ def _place(watched: Any) -> tuple[_Tape | None, int]:
 
 def _of_earlier(tape: _Tape | None, func: Any, args: Any, kwargs: Any) -> Any:
     """A function of tensors of a batch whose backward pass has run: the results are of it too."""
-    if func is Tensor.backward:
-        reached, _, leaves = _walk(args[0].grad_fn, ())
-        if not reached:
-            _check_trains_nothing(tape, leaves)
-        return func(*unwatched(args), **unwatched(kwargs))  # type: ignore[no-untyped-call]
-
-    sets = getattr(func, "__name__", "") == "__set__"
+    if func in _BACKWARD:
+        for loss in pytree.tree_leaves(args[0] if args else kwargs["tensors"]):
+            reached, _, leaves = _walk(loss.grad_fn, ())
+            if not reached:
+                _check_trains_nothing(tape, leaves)
+        return func(*unwatched(args), **unwatched(kwargs))
     written = _targets(func, args, kwargs)
     leaves = [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
     if written:
         _check_targets(written)
-        _keep_line(sets or any(_escapes(tape, one) for one in written))
+        _keep_line(any(_escapes(tape, one) for one in written))
     others = [one for one in leaves if type(one) is not _Watched or private.is_marked(one, private.VIEWED)]
     versions = private.versions(others)
     result, unsaid = func(*args, **kwargs), list[Any]()
@@ -2015,8 +2041,10 @@ def _give_memory(put: Callable[[Tensor, Any], None], tensor: Any, value: Any) ->
         _check_targets([tensor])
         _keep_line(type(tensor) is not Tensor)
         LossWatch.aliased += saved
-    elif before is not None and saved and not before.closed:
-        before.states[place] = _NOT_FOLLOWED
+    elif before is not None and not before.closed:
+        before.states[place] = _NOT_FOLLOWED if saved else before.states[place]
+        if now is not None:
+            now.states[number] = _of_graph(tensor, before.states[place], now.states[number])
     with private.WithoutSubclasses():
         put(tensor, _ordinary(made))
     if type(tensor) is Tensor and not is_public:
@@ -2025,6 +2053,12 @@ def _give_memory(put: Callable[[Tensor, Any], None], tensor: Any, value: Any) ->
         tensor.tape, tensor.number, tensor.plain = tape, number, None
         if now is not None:
             now._alive[number] = weakref.ref(tensor)
+
+
+def _of_graph(tensor: Tensor, before: State, now: State) -> State:
+    """The state of a tensor that has other numbers now, while gradients go back through it as they did before."""
+    with private.WithoutSubclasses():
+        return now if tensor.grad_fn is None or now == before else _NOT_FOLLOWED
 
 
 def _as_earlier(tape: _Tape | None, tensor: Any, given: Sequence[Tensor] = ()) -> Any:
@@ -2180,8 +2214,7 @@ def _refuse_transform(tensor: Any) -> None:
     tape = _place(tensor)[0] if type(tensor) is _Watched else None
     if type(tensor) is _Watched and (tape is None or not tape.closed or tape.is_of_numbers):
         raise _transformed()
-    if tape is not None:
-        _keep_line(True)
+    _keep_line(tape is not None and not tape.is_shown)
 
 
 def _transformed() -> ModelError:
@@ -2328,7 +2361,7 @@ def _run_on(tape: _Tape | None, given: Any, run: Callable[..., Any]) -> Any:
     made = run(*unwatched(given))
     with private.WithoutSubclasses():
         for one, before in zip(tensors, versions, strict=True):
-            if tape is not None and private.version(one) != before:
+            if tape is not None and (one.is_inference() or private.version(one) != before):
                 tape._also_written(one, _NOT_FOLLOWED)
     return made
 

@@ -944,7 +944,7 @@ class PrivateModule(nn.Module):
         if self.training and torch.is_grad_enabled() and not is_released:
             return self._private_forward(args, kwargs)
         given = args, kwargs
-        args, kwargs = self._watch.shown(self.module, given)
+        args, kwargs = self._watch.shown(given)
         if self._check_shown is not None:
             self._check_shown()
         if not torch.is_grad_enabled():
