@@ -270,7 +270,26 @@ def zeroed(joined, loop):
         joined.zero_()
 
 
+class Asked(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is torch.Tensor.__setitem__:
+            raise NotImplementedError
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def asks_lists():
+    """Whether this torch tells which function a list is an index of: 2.8 asks for its numbers alone ("promised")."""
+    try:
+        torch.zeros(4, 3)[:, [torch.tensor(0).as_subclass(Asked)]] = 5.0
+    except NotImplementedError:
+        return True
+    return False
+
+
 def at_places(made, loop):
+    if not asks_lists():
+        pytest.skip("this torch asks for the numbers in an index of another tensor alone: the word is promised")
     made[:, [loop.x.sum(0).argmax()]] = 5.0
     return made
 
