@@ -297,20 +297,21 @@ class LossWatch:
         tape = next((tape for tape in tapes if tape is not None and not tape.closed), None)
         if tape is not None:
             return _changed(outputs, lambda leaf: tape.follow(_plain(leaf), _LOOKED))
-        return _changed(outputs, functools.partial(_as_earlier, tapes[0])) if tapes else outputs
+        return _changed(outputs, lambda leaf: _as_earlier(tapes[0], _plain(leaf))) if tapes else outputs
 
     def shown(self, given: Any) -> Any:
         """What a pass without gradients gets: copies, known as of an earlier batch. What the model's code, or a hook,
         keeps of them is of the batch, and nothing of them is written into the model.
         """
-        tape = self.tape_of_numbers(False)
+        tape, before = self.tape_of_numbers(False), [_place(x)[0] for x in _flat(given) if type(x) is _Watched]
+        tape.is_shown = any(one is not None and not one.closed for one in before)  # else it is of an earlier batch
         return _changed(given, lambda leaf: _as_earlier(tape, _plain(leaf).clone()) if type(leaf) is _Watched else leaf)
 
     def tape_of_numbers(self, is_of_numbers: bool = True) -> "_Tape":
         """What tensors are of that were made of Python numbers of a batch alone, or of an earlier one."""
         tape = _Tape(self, 1)
         tape.close()
-        tape.is_of_numbers, tape.is_shown = is_of_numbers, not is_of_numbers
+        tape.is_of_numbers = is_of_numbers
         return tape
 
     def _tape_of(self, given: Any, size: int) -> "tuple[_Tape, tuple[Any, ...]]":
@@ -395,7 +396,8 @@ def own_memory(run: Callable[[], Any]) -> Any:
     def own(leaf: Tensor) -> Tensor:
         return leaf.clone() if leaf.layout is torch.strided and private.uses_of_memory(leaf) > 1 else leaf
 
-    return _changed(outputs, own)
+    with private.WithoutSubclasses():
+        return _changed(outputs, own)
 
 
 def _start(tensor: Tensor) -> int:
@@ -522,7 +524,7 @@ class _Tape:
         self.closed = self.allowed = self.exposed = self.followed_data = False
         self.aliased_before = LossWatch.aliased  # when the batch was begun
         self.taken_out = self.of_numbers = False  # whether numbers were among the arguments of this call, of any
-        self.is_of_numbers = self.is_shown = False  # see `LossWatch.tape_of_numbers`
+        self.is_of_numbers = self.is_shown = False  # see `LossWatch.tape_of_numbers`, `shown`
         self.of_written = self.assumed = False  # whether what was written into was, or what is taken for rows
         self.given_without_rule = False  # whether a model was given what no rule knows
         self.alone: set[int] = set()  # of which it was given what each row alone gives
@@ -847,13 +849,14 @@ class _Tape:
         if kind is slice:
             ends = {type(value.start), type(value.stop), type(value.step)}
             self.taken_out = self.taken_out or not ends.isdisjoint({_Int, _Watched})
-            key += (kind, value.start, value.stop, value.step)
+            key += (kind, *(x if type(x) in _CONSTANTS else object() for x in (value.start, value.stop, value.step)))
         elif kind is float or kind is complex:
             key.append(kind)  # no rule looks at it, and it may follow a schedule
-        elif callable(value):  # what it does may follow from anything
-            key.append(object())
-        else:
-            key += (kind, value if getattr(kind, "__hash__", None) is not None else id(value))
+        elif kind in _CONSTANTS:
+            key += (kind, value)
+        else:  # what it does may follow from anything, and a number that it stands for may change
+            is_fixed = not callable(value) and not hasattr(kind, "__index__") and kind.__hash__ is not None
+            key += (kind, value if is_fixed else object())
         return value
 
     def _operand(self, tensor: Tensor) -> _Operand:
@@ -1753,7 +1756,8 @@ class _Watched(Tensor):
             if func in _TAKES:
                 _seen(args[0], False)
                 tape, value = _place(args[0])[0], func(*args, **kwargs)
-                return value if tape is None or tape.closed else _taken_out(value, weakref.ref(tape.watch))
+                earlier = tape is None or (tape.closed and not tape.is_shown)
+                return value if earlier else _taken_out(value, weakref.ref(tape.watch))  # type: ignore[union-attr]
             if _given_alone:
                 raise ModelError(
                     "a function that is given one example at a time, or rows (by ExampleLoss, torch.vmap, "
@@ -1835,6 +1839,8 @@ _TAKES = {Tensor.item, Tensor.tolist}
 def _seen(watched: Any, by_value: bool) -> None:
     """The loop is given a Python value of a tensor, or its size."""
     tape, number = _place(watched) if type(watched) is _Watched else (None, -1)
+    if tape is not None and tape.is_shown:
+        tape.watch.was_seen |= by_value
     if tape is not None and not tape.closed:
         state = tape.states[number]
         secret = has_secret_shape(state) or (isinstance(state, Coupled) and state not in (_OF_BATCH, _LOOKED))
@@ -2070,7 +2076,8 @@ def _as_earlier(tape: _Tape | None, tensor: Any, given: Sequence[Tensor] = ()) -
         else:  # torch makes no other object of one
             tensor.__class__ = _Watched
         tensor.tape = tape
-        private.shows_too(tensor)
+        with private.WithoutSubclasses():
+            private.shows_too(tensor)
     return tensor
 
 
@@ -2214,7 +2221,7 @@ def _refuse_transform(tensor: Any) -> None:
     tape = _place(tensor)[0] if type(tensor) is _Watched else None
     if type(tensor) is _Watched and (tape is None or not tape.closed or tape.is_of_numbers):
         raise _transformed()
-    _keep_line(tape is not None and not tape.is_shown)
+    _keep_line(tape is not None)
 
 
 def _transformed() -> ModelError:

@@ -789,6 +789,7 @@ class Interpreter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if call.name == "_local_scalar_dense":
             self.read.add(call.states[0])
             self.looked = self.looked or call.states[0] is not None
+            self.exact = True  # the number decides, a row perhaps (`x[i]`)
             return
         results = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
         if not results:
