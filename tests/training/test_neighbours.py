@@ -305,6 +305,13 @@ def cells(count):
         yield cell
 
 
+def ends(count):
+    low, high = Cell(), Cell()
+    for i in range(count):
+        low.value, high.value = i, i + 1
+        yield low, high
+
+
 def arrays(count):
     place = np.zeros((), np.int64)
     for i in range(count):
@@ -324,7 +331,7 @@ COUNTED = {
     "select": (torch.arange, lambda rows, i: rows.select(0, i)),
     "narrow": (torch.arange, lambda rows, i: rows.narrow(0, i, 1)),
     "roll": (torch.arange, lambda rows, i: rows.roll(i, 0)[0]),
-    "a slice": (cells, lambda rows, i: rows[i:][:1]),
+    "a slice": (ends, lambda rows, i: rows[i[0] : i[1]]),
     "a slice of tensors": (torch.arange, lambda rows, i: rows[i : i + 1]),
     "an object": (cells, lambda rows, i: rows[i]),
     "an array": (arrays, lambda rows, i: rows[i]),
