@@ -330,7 +330,6 @@ COUNTED = {
     "a tensor in place": (tensors, lambda rows, i: rows[i]),
     "select": (torch.arange, lambda rows, i: rows.select(0, i)),
     "narrow": (torch.arange, lambda rows, i: rows.narrow(0, i, 1)),
-    "roll": (torch.arange, lambda rows, i: rows.roll(i, 0)[0]),
     "a slice": (ends, lambda rows, i: rows[i[0] : i[1]]),
     "a slice of tensors": (torch.arange, lambda rows, i: rows[i : i + 1]),
     "an object": (cells, lambda rows, i: rows[i]),
