@@ -153,6 +153,15 @@ def parameter(loop):
     return loop.private.module.bias
 
 
+def give_public(loop):
+    loop.kept["w"].data = loop.kept["p"]
+
+
+def together(*ways):
+    """One after the other, in each place where they are called."""
+    return {when: chain(*(way[when] for way in ways if when in way)) for way in ways for when in way}
+
+
 def give(to, name):
     """`to(loop).data = kept[name]`"""
 
@@ -515,6 +524,15 @@ ATTACKS = {
              (lambda loop: loop.x[:3], lambda loop: loop.private.module.weight.data, lambda loop: loop.x[:3]), {}),
         )
     },
+    "gradient: a constant that nobody watched yet": {
+        "before": chain(
+            keep_anew(z=lambda loop: torch.zeros(4, 3), leaf=lambda loop: torch.zeros(4, 3, requires_grad=True)),
+            lambda loop: setattr(loop.kept["leaf"], "grad", loop.kept["z"]),
+            lambda loop: setattr(loop.kept["leaf"], "data", loop.x),
+            lambda loop: (loop.kept["leaf"] * loop.x.mean(0)).sum().backward(),
+            take("z", constant=lambda z: z),
+        )
+    },
     "gradient: weights, after": {
         "after": add_up(lambda loop: loop.x[:3], lambda loop: loop.private.module.weight.data, lambda loop: loop.x[:3])
     },
@@ -535,17 +553,11 @@ ATTACKS = {
         for how in ("place", "copy", "data")
     },
     **{
-        f"shared: a batch's tensor has public memory, {how}": {
-            "before": chain(keep(p=lambda loop: torch.ones(3), w=lambda loop: loop.mean * 1),
-                            lambda loop: setattr(loop.kept["w"], "data", loop.kept["p"]),
-                            *([write("w", WRITE[how])] if when == "before" else []),
-                            take("p", constant=lambda held: held)),
-            when: write("w", WRITE[how]),
-        } if when != "before" else {
-            "before": chain(keep(p=lambda loop: torch.ones(3), w=lambda loop: loop.mean * 1),
-                            lambda loop: setattr(loop.kept["w"], "data", loop.kept["p"]),
-                            write("w", WRITE[how]), take("p", constant=lambda held: held)),
-        }
+        f"shared: a batch's tensor has public memory, {how}": together(
+            {"before": chain(keep(p=lambda loop: torch.ones(3), w=lambda loop: loop.mean * 1), give_public)},
+            {when: write("w", WRITE[how])},
+            {"before": take("p", constant=lambda held: held)},
+        )
         for how, when in (("place", "before"), ("copy", "between"), ("data", "after"))
     },
     "shared: weights are given public numbers": {
@@ -622,7 +634,19 @@ def straight_through(loop, outputs):
     return values.sum(1).mean()
 
 
+def written_again(loop):
+    """A leaf of an earlier batch, with the gradient that a backward pass gave it, is written with this one's rows."""
+    if "leaf" in loop.kept:
+        with torch.no_grad():
+            loop.kept["leaf"].copy_(loop.x)
+    else:
+        loop.kept["leaf"] = (loop.x * 1).detach().requires_grad_()
+        (loop.kept["leaf"] * 2).sum().backward()
+    loop.constant = torch.ones(3)
+
+
 HONEST = {
+    "a leaf that is written again": {"before": written_again},
     "rows by tensors": {"loss": lambda loop, outputs: sum((outputs[i] * loop.x[i]).sum() for i in torch.arange(4)) / 4},
     "noise by nn.init": {"before": started},
     "signs, straight through": {"loss": straight_through},

@@ -303,7 +303,7 @@ def test_memory_of_a_batch_makes_no_public_input_generator_or_network():
 
 
 def test_what_a_loss_was_made_of_is_not_exchanged_before_its_backward_pass():
-    """What a graph saved is the new memory, whose rows may be others': 3.9 clip norms for the 2 that are allowed."""
+    """What a graph saved is the new memory, whose rows may be others'."""
     for name, given in product(("x", "outputs", "made"), ("rows", "public")):
         _, private, _, loader = private_of(nn.Linear(3, 3))
         x, _ = next(iter(loader))

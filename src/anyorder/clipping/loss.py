@@ -303,15 +303,19 @@ class LossWatch:
         """What a pass without gradients gets: copies, known as of an earlier batch. What the model's code, or a hook,
         keeps of them is of the batch, and nothing of them is written into the model.
         """
-        tape, before = self.tape_of_numbers(False), [_place(x)[0] for x in _flat(given) if type(x) is _Watched]
+        tape, before = self._closed_tape(), [_place(x)[0] for x in _flat(given) if type(x) is _Watched]
         tape.is_shown = any(one is not None and not one.closed for one in before)  # else it is of an earlier batch
         return _changed(given, lambda leaf: _as_earlier(tape, _plain(leaf).clone()) if type(leaf) is _Watched else leaf)
 
-    def tape_of_numbers(self, is_of_numbers: bool = True) -> "_Tape":
-        """What tensors are of that were made of Python numbers of a batch alone, or of an earlier one."""
+    def tape_of_numbers(self) -> "_Tape":
+        """What tensors are of that were made of Python numbers of a batch alone."""
+        tape = self._closed_tape()
+        tape.is_of_numbers = True
+        return tape
+
+    def _closed_tape(self) -> "_Tape":
         tape = _Tape(self, 1)
         tape.close()
-        tape.is_of_numbers = is_of_numbers
         return tape
 
     def _tape_of(self, given: Any, size: int) -> "tuple[_Tape, tuple[Any, ...]]":
@@ -1744,8 +1748,9 @@ class _Watched(Tensor):
         with private.WithoutSubclasses():
             if _is_ordinary(func) and not _given_alone and not _elsewhere:  # as most are
                 tape = _tape_of(args, kwargs)
-                earlier = tape is None or tape.closed
-                return (_of_earlier if earlier else _Tape.call)(tape, func, args, kwargs)  # type: ignore[arg-type]
+                if tape is None or tape.closed:
+                    return _of_earlier(tape, func, args, kwargs)
+                return tape.call(func, args, kwargs)
             if func in _TYPES and len(args) == 2 and type(args[0]) is not _Watched and type(args[1]) is _Watched:
                 return args[0].to(args[1].device, args[1].dtype, **kwargs)  # which is read of it, as below
             if func in _PUBLIC or (func is Tensor.type and len(args) + len(kwargs) == 1):
@@ -2021,8 +2026,8 @@ def _of_earlier_too(tape: _Tape | None, tensor: Tensor) -> None:
 
 
 def _become_watched(tensor: Any) -> None:
-    """Its gradient, which the loop may have put in place, is added to in place by later backward passes."""
-    _keep_line(tensor.is_leaf and tensor.grad is not None)
+    """A gradient that the loop put in place while nobody watched is added to in place by later backward passes."""
+    _keep_line(type(tensor) is not _Watched and tensor.is_leaf and tensor.grad is not None)
     tensor.__class__ = _Watched
 
 
@@ -2048,7 +2053,8 @@ def _give_memory(put: Callable[[Tensor, Any], None], tensor: Any, value: Any) ->
         _keep_line(type(tensor) is not Tensor)
         LossWatch.aliased += saved
     elif before is not None and not before.closed:
-        before.states[place] = _NOT_FOLLOWED if saved else before.states[place]
+        if saved:
+            before.states[place] = _NOT_FOLLOWED
         if now is not None:
             now.states[number] = _of_graph(tensor, before.states[place], now.states[number])
     with private.WithoutSubclasses():

@@ -50,9 +50,7 @@ from anyorder.sampling.shapes import (
 
 _END = object()
 _AS_IT_IS = nullcontext()
-_SETTINGS = frozenset(
-    ["dataset", "sampler", "batch_size", "batch_sampler", "drop_last", "num_workers", "collate_fn", "pin_memory"]
-)
+_TOLD = {"dataset", "sampler", "batch_size", "batch_sampler", "drop_last", "num_workers", "collate_fn", "pin_memory"}
 
 
 Indices = NDArray[np.int64]
@@ -182,7 +180,7 @@ class PrivateLoader:
 
     def __getattr__(self, name: str) -> Any:
         """What the user's loader says of itself (`dataset`, `num_workers`, ..); None for an iterable that does not."""
-        if name not in _SETTINGS:
+        if name not in _TOLD:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
         return getattr(self._user_loader, name, None)
 
