@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 from torch.utils.data._utils import collate as torch_collate
 
 from anyorder.clipping.loss import LossWatch
@@ -240,6 +240,42 @@ class Stream(IterableDataset):
     def __iter__(self):
         for n in self.lengths:
             yield torch.ones(len(self.units), n), torch.tensor(self.units)
+
+
+@pytest.mark.parametrize("tensor", [
+    torch.randn(6, 3), torch.arange(6), torch.randn(3, 6).T, torch.randn(6, 3) > 0,
+    torch.randn(6, 3, requires_grad=True), torch.randn(6, 2, 4, 4).to(memory_format=torch.channels_last),
+    torch.randn(6, 2, dtype=torch.complex64),
+])  # fmt: skip
+def test_rows_that_are_taken_at_once_are_those_that_torch_stacks(tensor):
+    data = TensorDataset(tensor, torch.arange(6))
+    for indices in ([4, 0, 2], [3], [-1, 1, 1]):
+        plain, ours = default_collate([data[i] for i in indices]), Stacked(default_collate, data)(indices)
+        for one, other in zip(plain, ours, strict=True):
+            assert (type(one), one.dtype, one.shape, one.stride()) == (
+                type(other),
+                other.dtype,
+                other.shape,
+                other.stride(),
+            )
+            assert torch.equal(one, other)
+            assert one.requires_grad == other.requires_grad
+    for plain, ours in zip(DataLoader(data, 4), batches(data, None, size=4), strict=True):
+        assert all(map(torch.equal, plain, ours))
+    data.tensors = (tensor.clone() * 2, data.tensors[1])  # as after every epoch in place, say
+    assert torch.equal(Stacked(default_collate, data)([1, 2])[0], default_collate([data[1], data[2]])[0])
+
+
+class OneAtATime(Tensor):
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        assert func is not Tensor.__getitem__ or isinstance(args[1], int)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_rows_of_a_class_of_ones_own_are_taken_one_at_a_time():
+    data = TensorDataset(torch.arange(12.0).reshape(6, 2).as_subclass(OneAtATime))
+    assert torch.equal(batches(data, None, size=6)[0][0], torch.arange(12.0).reshape(6, 2))
 
 
 def test_batches_of_streams_have_one_shape_or_are_padded_on():

@@ -71,9 +71,21 @@ class Gaussian(TradeOff):
         return gdp_delta(self.mu, epsilon)
 
 
+class _OfLosses(TradeOff):
+    """A curve that is found by its privacy loss distribution."""
+
+    def epsilon(self, delta: float) -> float:
+        """An epsilon that holds at delta, at or above the smallest; see `poisson_epsilon`."""
+        return mixed_epsilon([_part(self)], checks.probability("delta", delta))  # type: ignore[arg-type]
+
+    def delta(self, epsilon: float) -> float:
+        """A delta that holds at epsilon, at or above the smallest, and never below 1e-16 a step where sampled."""
+        return mixed_delta([_part(self)], checks.real("epsilon", epsilon, low=0.0))  # type: ignore[arg-type]
+
+
 @final
 @dataclass(frozen=True)
-class Sampled(TradeOff):
+class Sampled(_OfLosses):
     """The curve of n sums with independent noise over batches that take each unit by a secret, independent random draw.
 
     The privacy loss distribution of the sampled Gaussian; see `poisson_epsilon`. Of "add-or-remove" and "zero-out" it
@@ -111,18 +123,10 @@ class Sampled(TradeOff):
         checks.choice("neighbours", self.neighbours, {"add-or-remove", "zero-out"})
         checks.word("unit", self.unit)
 
-    def epsilon(self, delta: float) -> float:
-        """An epsilon that holds at delta, at or above the smallest; see `poisson_epsilon`."""
-        return mixed_epsilon([_part(self)], checks.probability("delta", delta))
-
-    def delta(self, epsilon: float) -> float:
-        """A delta that holds at epsilon, at or above the smallest, and never below 1e-16 a step where sampled."""
-        return mixed_delta([_part(self)], checks.real("epsilon", epsilon, low=0.0))
-
 
 @final
 @dataclass(frozen=True)
-class BoundedRange(TradeOff):
+class BoundedRange(_OfLosses):
     """The curve of draws of bounded range, as of the exponential mechanism; they may depend on each other.
 
         the least of   zero-concentrated DP of draws e0^2 / 8                         [Cesar, Rogers 2021]
@@ -148,18 +152,9 @@ class BoundedRange(TradeOff):
     mu: None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        _set(self, e0=checks.positive("e0", self.e0))
-        _set(self, draws=checks.integer("draws", self.draws, low=1, high=_MAX_DRAWS))
+        _set(self, e0=checks.positive("e0", self.e0), draws=checks.integer("draws", self.draws, low=1, high=_MAX_DRAWS))
         checks.choice("neighbours", self.neighbours, NEIGHBOURS)
         checks.word("unit", self.unit)
-
-    def epsilon(self, delta: float) -> float:
-        """An epsilon that holds at delta, at or above the smallest."""
-        return mixed_epsilon([_part(self)], checks.probability("delta", delta))
-
-    def delta(self, epsilon: float) -> float:
-        """A delta that holds at epsilon, at or above the smallest."""
-        return mixed_delta([_part(self)], checks.real("epsilon", epsilon, low=0.0))
 
 
 @final

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, StackDataset, Subset, default_collate
+from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, StackDataset, Subset, TensorDataset
 
 from anyorder import checks
 from anyorder.errors import ArgumentError, LoaderError
@@ -135,8 +135,7 @@ class PrivateLoader:
         # What a batch of so many rows is handed out as, and what it was.
         self.show: Callable[[Any, int, Batch], Any] = _as_it_is
         self.shown: Callable[[Any], Any] = _as_it_is
-        self._position = 0
-        self._used = 0
+        self._position = self._used = 0
         self._seed = seed
         self._seeds, self._place = Seeds(NoiseSource(key_of(seed)).derive(b"draws").key), FetchPlace()
         self._draws_here = True  # whether this process draws what batches are made of
@@ -158,13 +157,15 @@ class PrivateLoader:
         if self._batches is not None:
             self._batches.is_told = bool(seeded)
         self._collates = loader.batch_sampler is not None
-        is_torchs = inner(loader.collate_fn) is default_collate
+        is_torchs = inner(loader.collate_fn) is torch.utils.data.default_collate
         self._stacks = self._collates and like is None and is_torchs and self._is_rowwise(loader.collate_fn)
         if self._collates and not self._stacks:
             own = None if like is None else _made_up(loader, like, self._shapes)
             seeded["collate_fn"] = CollatedAlone(seeded.get("collate_fn", loader.collate_fn), self._shapes, own)
         elif self._stacks:
-            seeded["collate_fn"] = Stacked(seeded.get("collate_fn", loader.collate_fn))
+            rows = loader.dataset if type(loader.dataset) is TensorDataset and not loader.num_workers else None
+            seeded["collate_fn"] = Stacked(seeded.get("collate_fn", loader.collate_fn), rows)
+            seeded |= {} if rows is None else {"dataset": range(len(rows))}
         self._loader = rebuild(loader, self._batches, **seeded)
 
     def _is_rowwise(self, collate: Any) -> bool:

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils import _pytree as pytree
-from torch.utils.data import default_collate, default_convert
+from torch.utils.data import TensorDataset, default_collate, default_convert
 from torch.utils.data._utils import collate as torch_collate
 
 from anyorder import checks
@@ -285,14 +285,19 @@ class CollatedAlone:
 class Stacked:
     """Torch's `default_collate`: on the batch where it runs code of torch's alone, else on each example.
 
-    It copies and updates an example's mapping, makes its named tuple, and stacks its subclass of a tensor: with the
-    rows of all.
+    An example's mapping, named tuple or tensor of a class would see the rows of all. Of `rows` it is given indices.
     """
 
-    def __init__(self, collate: Callable[[Any], Any]) -> None:
-        self._collate, self._alone = collate, CollatedAlone(collate, None)
+    def __init__(self, collate: Callable[[Any], Any], rows: TensorDataset | None = None) -> None:
+        self._collate, self._alone, self._rows = collate, CollatedAlone(collate, None), rows
 
     def __call__(self, examples: Any) -> Any:
+        if self._rows is not None:
+            tensors = self._rows.tensors
+            plain = {*map(type, tensors), *map(attrgetter("layout"), tensors)} == {Tensor, torch.strided}
+            if examples and plain and all(map(Tensor.is_contiguous, tensors)):
+                return list(map(itemgetter(torch.tensor(examples)), tensors))
+            examples = [self._rows[i] for i in examples]
         return self._collate(examples) if type(examples) is not list or _stack(examples) else self._alone(examples)
 
 
