@@ -14,6 +14,7 @@ why in the commit.
 
 import argparse
 import ast
+import gc
 import inspect
 import io
 import json
@@ -119,6 +120,8 @@ def our_trips(folder: Path) -> dict[str, Trip]:
     engine.certificate().save(folder / "certificate.json")
     trips["verify"] = travelled(partial(ao.verify, folder / "certificate.json"), root)
 
+    del engine, parts  # and what asks of tensors in a loop, as long as a run lives
+    gc.collect()
     order = {as_order: ao.participation.MinSeparation(4, 2, 2)}
     given = {"batch_size": 2, "epsilon": 8.0, "delta": 1e-5, "mechanism": "independent", "unit": "user"}
     plan: Any = ao.plan(**order, **given)  # type: ignore[arg-type]

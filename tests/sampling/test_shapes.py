@@ -266,6 +266,22 @@ def test_rows_that_are_taken_at_once_are_those_that_torch_stacks(tensor):
     assert torch.equal(Stacked(default_collate, data)([1, 2])[0], default_collate([data[1], data[2]])[0])
 
 
+@pytest.mark.parametrize("change", [
+    lambda data: setattr(data, "tensors", tuple(t.roll(3, 0) for t in data.tensors)),
+    lambda data: data.tensors[0].copy_(data.tensors[0].roll(3, 0)),
+])  # fmt: skip
+def test_rows_may_not_be_others_within_an_epoch(change):
+    data = TensorDataset(torch.arange(12.0).reshape(6, 2), torch.arange(6))
+    loader = PrivateLoader(DataLoader(data, 3), seed=0)
+    change(data)  # before it, and between epochs
+    rows = iter(loader)
+    next(rows)
+    change(data)
+    with pytest.raises(LoaderError, match="within an epoch"):
+        next(rows)
+    assert len(list(loader)) == 2
+
+
 class OneAtATime(Tensor):
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):

@@ -407,7 +407,57 @@ def another_output(loop, outputs):
     return rows.sum(1).mean() * 0 + (columns * loop.x).sum(1).mean()
 
 
+CONSTANT = torch.zeros(3)
+MADE_OF = {  # of tensors and numbers of a batch that are taken for Python values
+    "torch.tensor": lambda x: torch.tensor(x.mean(0)),
+    "torch.tensor of a number": lambda x: torch.tensor([x.mean().item(), 0.0, 1.0]),
+    "torch.tensor of rows": lambda x: torch.tensor(x.tolist()).mean(0),
+    "torch.tensor of tensors": lambda x: torch.tensor([x.mean(), 0.0, 1.0]),
+    "torch.tensor by name": lambda x: torch.tensor(data=x.mean(0)),
+    "torch.as_tensor": lambda x: torch.as_tensor(x.mean(0), dtype=torch.float64).float(),
+    "torch.asarray": lambda x: torch.asarray(x.mean(0), dtype=torch.float64).float(),
+    "new_tensor": lambda x: CONSTANT.new_tensor(x.mean(0)),
+    "new_tensor of tensors": lambda x: CONSTANT.new_tensor([x.mean()]),
+    "new": lambda x: CONSTANT.new([x.mean()]),
+    "full": lambda x: torch.full((3,), x.mean()),
+    "full of a number": lambda x: torch.full((3,), x.mean().item()),
+    "full_like": lambda x: torch.full_like(CONSTANT, x.mean()),
+    "new_full": lambda x: CONSTANT.new_full((3,), x.mean()),
+    "scalar_tensor": lambda x: torch.scalar_tensor(x.mean()),
+    "alpha": lambda x: torch.add(CONSTANT, torch.ones(3), alpha=x.mean().item()),
+    "alpha by a tensor": lambda x: torch.add(CONSTANT, torch.ones(3), alpha=x.mean()),
+    "leaky_relu": lambda x: F.leaky_relu(-torch.ones(3), x.mean()),
+    "softplus": lambda x: F.softplus(CONSTANT, x.mean().abs().item()),
+    "table[n]": lambda x: torch.arange(100.0)[int_of(x)],
+    "table[[n]]": lambda x: torch.arange(100.0)[[int_of(x)]],
+    "table[:n]": lambda x: torch.arange(100.0)[: int_of(x)].sum(),
+    "roll": lambda x: torch.arange(100.0).roll(int_of(x), 0)[:3],
+    "arange": lambda x: torch.arange(int_of(x)).sum(),
+    "randperm": lambda x: torch.randperm(int_of(x)).sum(),
+    "zeros": lambda x: torch.zeros(int_of(x)).cos().sum(),
+    "fill_": lambda x: torch.zeros(3).fill_(x.mean().item()),
+    "an item": lambda x: with_item(x.mean().item()),
+    "torch.ops": lambda x: torch.ops.aten.full([3], x.mean().item()),
+}
+
+
+def int_of(x):
+    return (x.abs().sum().long() % 50 + 1).item()
+
+
+def with_item(value):
+    written = torch.zeros(3)
+    written[0] = value
+    return written + 1
+
+
 ATTACKS = {
+    **{f"{name}, in its batch": {"before": lambda loop, make=make: setattr(loop, "constant", make(loop.x))}
+       for name, make in MADE_OF.items()},
+    **{f"{name}, in the next": {"before": chain(
+        lambda loop: setattr(loop, "constant", loop.kept.get("held")),
+        lambda loop, make=make: loop.kept.update(held=make(loop.x)),
+    )} for name, make in MADE_OF.items()},
     **{f"a pass to look: {name}": {"model": lambda leave=leave: Initialised(leave), "before": looked}
        for name, leave in LEAVES.items()},
     "type": {"before": lambda loop: setattr(loop, "constant", loop.x.type(torch.float64).mean(0).float())},

@@ -50,6 +50,7 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction, once_differentiable
 from torch.func import vmap
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from anyorder import checks
 from anyorder.clipping import torch_private as private
@@ -141,10 +142,12 @@ class LossWatch:
         self.was_seen = False  # whether the loop has Python values of a batch that nobody follows: a branch, `float(t)`
         self._newest: Callable[[], _Tape | None] = _nothing
         _watches.add(self)
+        weakref.finalize(self, _end).atexit = False
 
     def batch(self, batch: Any, rows: int, handed: Any = None) -> Any:
         """A batch as the loop gets it: its tensors write down what is done with them, and that they are of `handed`."""
         tape, kind = _Tape(self, rows, handed), type(batch)
+        private.place_below(ASKED, True)
         if sys.modules.get(private.COMPILER) not in _LEFT:
             _leave_to_python()
         self._newest = weakref.ref(tape)
@@ -375,6 +378,11 @@ class LossWatch:
 
 _ORDINARY = (Tensor, nn.Parameter, nn.Buffer)
 _watches: "weakref.WeakSet[LossWatch]" = weakref.WeakSet()
+
+
+def _end() -> None:
+    if not [*_watches]:  # those that live
+        private.place_below(ASKED, False)
 
 
 def _check_targets(written: Iterable[Any]) -> None:
@@ -1807,6 +1815,51 @@ class _Watched(Tensor):
             return tape.call(func, args, kwargs)
 
 
+class _Asking(TorchFunctionMode):
+    """Asks of what torch tells no tensor: those of a batch that are taken for Python values (`torch.full(.., t)`,
+    `torch.tensor(t)`, `alpha=t`), and numbers of a batch (`table[n]`). It is below all modes, and on in the loop alone.
+    """
+
+    @private.never_compiled
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        told = _Watched in types or func in _TOLD or not private.asks_subclasses()
+        if told or not (_holds(args) or (kwargs and _holds(kwargs.values()))):
+            return func(*args, **kwargs)
+        place, named = _CONVERTS.get(func, (len(args), ""))
+        copied = args[place] if place < len(args) else kwargs.get(named)
+        if type(copied) is _Watched:  # of which no operation tells
+            made = copied if func is torch.as_tensor else copied.detach().clone()
+            made = made.to(*args[place + 1 :], **{n: v for n, v in kwargs.items() if n not in ("requires_grad", named)})
+            return made.requires_grad_() if kwargs.get("requires_grad") else made
+        if not hasattr(func, "__code__"):  # what Python does with them is asked in its turn
+            args, kwargs = pytree.tree_map(_number_of, (args, kwargs))
+        return _Watched.__torch_function__(func, types, args, kwargs)
+
+
+def _number_of(leaf: Any) -> Any:
+    return leaf.item() if type(leaf) is _Watched and not leaf.dim() else leaf
+
+
+_DATA = (0, "data")
+_CONVERTS = {torch.tensor: _DATA, torch.as_tensor: _DATA, torch.asarray: (0, "obj"), Tensor.new_tensor: (1, "data")}
+"""What makes a tensor of its argument in this place, of this name."""
+ASKED = _Asking()
+
+
+def _holds(values: Iterable[Any]) -> bool:
+    """Whether a tensor or number of a batch is among them."""
+    for value in values:
+        kind = type(value)
+        if kind is _Watched or kind is _Float or kind is _Int:
+            return True
+        if kind is slice:
+            value = value.start, value.stop, value.step
+        if (kind is slice or kind is tuple or kind is list) and _holds(value):
+            return True
+    return False
+
+
 @functools.cache
 def _is_ordinary(func: Any) -> bool:
     """Whether a function goes to `_Tape.call` in any case."""
@@ -1816,6 +1869,8 @@ def _is_ordinary(func: Any) -> bool:
 
 _HOOKS = {Tensor.register_hook}
 _BACKWARD = {Tensor.backward, torch.autograd.backward}
+_TOLD = {*_BACKWARD, *_BACK, Tensor.grad.__set__}  # type: ignore[union-attr]
+"""Of what these are given others ask."""
 _TYPES = {Tensor.type_as, Tensor.to}
 """Of a second tensor they take dtype and device, and no number."""
 _given_alone: list[Any] = []
@@ -2160,6 +2215,7 @@ def _leave_to_python() -> None:
     private.guard_makers(_run_unseen)
     private.guard_variable(_Watched)
     private.guard_data(_give_memory)
+    private.guard_compiler()
     private.compiler_leaves(_Watched)
     _LEFT.add(sys.modules.get(private.COMPILER))
 

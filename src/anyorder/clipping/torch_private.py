@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import gc
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -27,6 +28,7 @@ from torch.nn.modules import batchnorm, instancenorm
 from torch.nn.utils import parametrizations
 from torch.nn.utils.parametrize import ParametrizationList as ParametrizationList
 from torch.utils import _python_dispatch, _pytree, checkpoint
+from torch.utils._device import DeviceContext
 
 from anyorder.errors import MissingDependencyError
 
@@ -137,12 +139,75 @@ check_names(
 WithoutModes: Any = torch._C.DisableTorchFunction
 WithoutSubclasses: Any = torch._C.DisableTorchFunctionSubclass
 WithSubclasses: Any = torch._C._EnableTorchFunction
+asks_subclasses: Callable[[], bool] = torch._C._is_torch_function_enabled
 """Inside of `WithoutSubclasses`: they are asked again."""
 requires_grad_: Callable[[Tensor, bool], Tensor] = torch._C.TensorBase.requires_grad_
 # in a release that does not tell how many there are: as if there were one
-function_modes: Callable[[], int] = getattr(torch._C, "_len_torch_function_stack", lambda: 1)
+_function_modes: Callable[[], int] = getattr(torch._C, "_len_torch_function_stack", lambda: 1)
 dispatch_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
 DispatchMode: Any = _python_dispatch.TorchDispatchMode
+check_names(torch.overrides, ("_push_mode", "_pop_mode", "_get_current_function_mode_stack"), torch)
+_push_mode: Any = torch.overrides._push_mode
+_pop_mode: Any = torch.overrides._pop_mode
+_stack_of_modes: Any = torch.overrides._get_current_function_mode_stack
+_below: list[Any] = []
+
+
+def place_below(mode: Any, wanted: bool) -> bool:
+    """Put a function mode of this thread below all but a default device, or take it away; whether it was there.
+
+    `function_modes` does not count it.
+    """
+    found = [_pop_mode() for _ in range(_function_modes())]  # the last one first
+    others = [one for one in found if one is not mode]
+    if wanted:
+        _below[:] = [mode]
+        others.insert(len(others) - (bool(others) and isinstance(others[-1], DeviceContext)), mode)
+    for one in reversed(others):
+        _push_mode(one)
+    return mode in found
+
+
+def function_modes() -> int:
+    """How many function modes there are, of others."""
+    count = _function_modes()
+    return count if not count or not _below else sum(one not in _below for one in _stack_of_modes())
+
+
+def guard_compiler() -> None:
+    """From here on code that `torch.compile` made runs without the mode that `place_below` put there. Done once."""
+    frames: Any = sys.modules.get("torch._dynamo.eval_frame")
+    if frames is None or hasattr(frames._maybe_set_eval_frame, "guarded"):
+        return
+    enter, here = frames._maybe_set_eval_frame, threading.local()
+
+    def guarded(callback: Any) -> Any:
+        frame, left = sys._getframe(1), vars(here).setdefault("left", [])
+        if callable(callback) and _below and place_below(_below[0], False):
+            left.append(frame)
+        elif left and left[-1] is frame:  # which ends where it began
+            left.pop()
+            place_below(_below[0], True)
+        return enter(callback)
+
+    guarded.guarded = True  # type: ignore[attr-defined]
+    frames._maybe_set_eval_frame = guarded
+
+
+class Aside(AbstractContextManager[None]):
+    """Without a mode that `place_below` put there, till the end of the block."""
+
+    def __init__(self, mode: Any) -> None:
+        self._mode = mode
+
+    def __enter__(self) -> None:
+        self._was = place_below(self._mode, False)
+
+    def __exit__(self, *problem: Any) -> None:
+        if self._was:
+            place_below(self._mode, True)
+
+
 unsafe_view: Callable[[Tensor, tuple[int, ...]], Tensor] = torch.ops.aten._unsafe_view
 """As `view`, of a tensor that nobody else has: nothing after it could write a view in place."""
 
@@ -381,7 +446,7 @@ def guard_backward(run_elsewhere: Callable[[Callable[[], Any], Any], Any]) -> No
 
     @functools.wraps(run)
     def guarded(outputs: Any, gradients: Any, *args: Any, **kwargs: Any) -> Any:
-        if not torch._C._is_torch_function_enabled():
+        if not asks_subclasses():
             return run(outputs, gradients, *args, **kwargs)
         return run_elsewhere(functools.partial(run, outputs, gradients, *args, **kwargs), gradients)
 

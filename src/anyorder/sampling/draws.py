@@ -71,7 +71,7 @@ from torch.utils.data import (
 
 from anyorder.checks import final, is_of
 from anyorder.errors import LoaderError
-from anyorder.sampling.shapes import CollateAny, default_collate_stacks
+from anyorder.sampling.shapes import CollateAny, RowNumbers, default_collate_stacks
 
 Generator = torch.Generator | random.Random | np.random.RandomState | np.random.Generator
 """What numbers are drawn from; each kind is saved and set in its own way."""
@@ -475,7 +475,7 @@ def user_dataset(dataset: Any) -> Any:
     """The user's data set, of one that is given to a DataLoader here."""
     if isinstance(dataset, SeededPipe):
         dataset = dataset.stream
-    return dataset.dataset if isinstance(dataset, (SeededDataset, SeededStream)) else dataset
+    return dataset.dataset if isinstance(dataset, (SeededDataset, SeededStream, RowNumbers)) else dataset
 
 
 def may_draw(dataset: Any) -> bool:

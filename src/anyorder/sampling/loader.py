@@ -41,6 +41,7 @@ from anyorder.sampling.shapes import (
     CollatedAlone,
     Joining,
     PublicShapes,
+    RowNumbers,
     RowShapes,
     Stacked,
     inner,
@@ -135,7 +136,9 @@ class PrivateLoader:
         # What a batch of so many rows is handed out as, and what it was.
         self.show: Callable[[Any, int, Batch], Any] = _as_it_is
         self.shown: Callable[[Any], Any] = _as_it_is
+        self.aside: Callable[[], AbstractContextManager[None]] = nullcontext  # around what reads the data set
         self._position = self._used = 0
+        self._numbered: RowNumbers | None = None  # rows that are taken at once
         self._seed = seed
         self._seeds, self._place = Seeds(NoiseSource(key_of(seed)).derive(b"draws").key), FetchPlace()
         self._draws_here = True  # whether this process draws what batches are made of
@@ -165,7 +168,8 @@ class PrivateLoader:
         elif self._stacks:
             rows = loader.dataset if type(loader.dataset) is TensorDataset and not loader.num_workers else None
             seeded["collate_fn"] = Stacked(seeded.get("collate_fn", loader.collate_fn), rows)
-            seeded |= {} if rows is None else {"dataset": range(len(rows))}
+            self._numbered = None if rows is None else RowNumbers(rows)
+            seeded |= {} if rows is None else {"dataset": self._numbered}
         self._loader = rebuild(loader, self._batches, **seeded)
 
     def _is_rowwise(self, collate: Any) -> bool:
@@ -252,9 +256,9 @@ class PrivateLoader:
             # an epoch in the middle, and dropout would see other numbers.
             self._loader.generator.manual_seed(_draw(self._seed, position // (self.batches_per_epoch or 1)))
         self._place.start = position
-        with self._drawing("iteration", position) if self._draws_here else nullcontext():
+        with self.aside(), self._drawing("iteration", position) if self._draws_here else nullcontext():
             iterator = iter(self._loader)
-        sent = None
+        sent, begun = None, [] if self._numbered is None else self._numbered.versions()
         if batches is not None:
             sent = batches.sent
             batches.go(batches.epoch + 1, 0)  # for the next iteration; this one has begun
@@ -264,7 +268,7 @@ class PrivateLoader:
                 try:
                     draws = self._draws_here and (position == self._place.start or self._may_draw())
                     self._place.is_still = self._draws_here and not draws
-                    with self._drawing("batch", position) if draws else _AS_IT_IS:
+                    with self.aside(), self._drawing("batch", position) if draws else _AS_IT_IS:
                         given = next(iterator, _END)
                     self._place.is_still = False
                 except RuntimeError as problem:
@@ -273,6 +277,11 @@ class PrivateLoader:
                     raise
                 if given is _END:
                     break
+                if self._numbered is not None and begun != self._numbered.versions():
+                    raise LoaderError(
+                        "the tensors of the data set were exchanged or written within an epoch, so that an example may "
+                        "be in two of its steps; change them between epochs, or give the data set a __getitem__"
+                    )
                 batch, numbers, empty, single_rows = given, None, None, []
                 if type(given) is Collated:
                     batch, numbers, empty, single_rows = given.whole(), given.numbers, given.empty, given.single_rows()

@@ -301,6 +301,23 @@ class Stacked:
         return self._collate(examples) if type(examples) is not list or _stack(examples) else self._alone(examples)
 
 
+class RowNumbers:
+    """The indices of a data set of tensors, for a collation that takes the rows."""
+
+    def __init__(self, dataset: TensorDataset) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        return indices
+
+    def versions(self) -> list[tuple[int, int]]:
+        """Tell whether the tensors are others, or were written."""
+        return [(id(t), 0 if t.is_inference() else t._version) for t in self.dataset.tensors]
+
+
 _STACKED = frozenset({float, int, bool, str, bytes, *np.sctypeDict.values()})
 
 

@@ -38,11 +38,11 @@ from anyorder import checks
 from anyorder.clipping import make_clipping
 from anyorder.clipping.clip_rules import Cut, Rule
 from anyorder.clipping.coupling import check_nothing_of_loop
-from anyorder.clipping.loss import LossWatch, own_memory, released, unwatched
+from anyorder.clipping.loss import ASKED, LossWatch, own_memory, released, unwatched
 from anyorder.clipping.mapping import reparametrized
 from anyorder.clipping.norms import UnitMap, accumulator_dtype
 from anyorder.clipping.per_example import MayDraw, Passes
-from anyorder.clipping.torch_private import is_marked, never_compiled
+from anyorder.clipping.torch_private import Aside, is_marked, never_compiled
 from anyorder.clipping.validate import iterate_before_passes, refuse_unfit
 from anyorder.errors import (
     AnyorderError,
@@ -674,6 +674,7 @@ class Training:
             self._by_shape = ByShape(self._clipping, state, draws)
         self._watch = LossWatch(options.loss_reduction, self._model.parameters(), self._model)
         self.loader.show, self.loader.shown = self._watch.batch, unwatched
+        self.loader.aside = functools.partial(Aside, ASKED)
         self._stateless = self._group is None and tables is None  # as far as is known
         self._untried: set[str | None] = set()  # shards and tables have no rows to try
         if self._stateless:
@@ -940,6 +941,10 @@ class PrivateModule(nn.Module):
     @never_compiled  # by who compiles what `make_private` returned: the ledger and the engine are no part of a graph
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's outputs, one row for each example."""
+        with Aside(ASKED):
+            return self._outputs(args, kwargs)
+
+    def _outputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         is_released = torch.is_grad_enabled() and self._watch.is_released((args, kwargs))
         if self.training and torch.is_grad_enabled() and not is_released:
             return self._private_forward(args, kwargs)
