@@ -86,9 +86,7 @@ class Setup:
             raise ArgumentError(f"loss of a Setup must be a function of (model, batch), got {type(self.loss).__name__}")
         doubled = [name for name in _OWN if name in self.options]
         if doubled:
-            raise ArgumentError(
-                f"options of a Setup go to make_private; {', '.join(doubled)} is given as a field of its own"
-            )
+            raise ArgumentError(f"options of a Setup go to make_private; {', '.join(doubled)} is given as a field")
 
 
 @dataclass(frozen=True)
