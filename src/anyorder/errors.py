@@ -107,7 +107,7 @@ class ClippingWarning(UserWarning):
 
 
 class ModelWarning(UserWarning):
-    """On made-up data a model would learn nothing, does other things alone than in a batch, or keeps something."""
+    """A model would learn nothing, does other things alone than in a batch, keeps something, or lost a layer."""
 
 
 class OptimizerWarning(UserWarning):

@@ -686,8 +686,8 @@ class Ledger:
                 raise ParticipationError(
                     f"step {t}: the plan covers {self.participation.describe()}; {rule}. Nothing was changed: leave "
                     "out the units that appear too early or too often (ledger.offenders names them, to you alone), let "
-                    "the loader keep the planned order, or plan for the order that it has. Where a loop was stopped "
-                    "after loss.backward(), call optimizer.step() before it runs again"
+                    "the loader keep the planned order, or plan for the order that it has. Where a loop stopped after "
+                    "backward(), or an epoch ended within accumulate= batches, call optimizer.step() before it goes on"
                 )
 
     def _refusals(self, t: int, ids: Units) -> Refusals:

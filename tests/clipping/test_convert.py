@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import anyorder as ao
 from anyorder.clipping import convert
 from anyorder.clipping.per_example import GhostClipping
 from anyorder.clipping.validate import check_model
@@ -67,15 +68,38 @@ def test_what_means_the_same_is_kept():
     assert all(torch.equal(value, before[name]) for name, value in original.state_dict().items())
 
 
-@pytest.mark.parametrize("channels", [1, 2, 3, 7, 8, 30, 64, 100, 256])
+@pytest.mark.parametrize("channels", [2, 3, 7, 8, 30, 64, 100, 256])
 def test_no_example_is_normalised_to_nothing(channels):
     """One place for each channel: groups of one channel would give zeros."""
     torch.manual_seed(0)
-    for norm, shape in ((nn.BatchNorm1d, ()), (nn.BatchNorm2d, (1, 1))):
-        layer = convert(norm(channels))
-        outputs = layer(torch.randn(5, channels, *shape))
-        assert channels == 1 or outputs.square().mean() > 0.5
-        assert layer.num_groups <= 32
+    for norm, shape in ((nn.BatchNorm1d(max(channels, 8)), ()), (nn.BatchNorm2d(channels), (1, 1))):
+        layer = convert(norm)
+        assert layer(torch.randn(5, layer.num_channels, *shape)).square().mean() > 0.5
+        assert layer.num_groups <= min(32, layer.num_channels / 2)
+
+
+@pytest.mark.parametrize("channels", [1, 2, 7])
+@pytest.mark.parametrize("positions", [(), (4,)])
+def test_of_few_features_scale_and_shift_are_kept(channels, positions):
+    """GroupNorm would give 0 for one value, and the sign of the difference for two."""
+    layer = nn.BatchNorm1d(channels, eps=0)  # with statistics of 0 and 1 it is what it learned
+    for p in layer.parameters():
+        nn.init.normal_(p)
+    x = torch.randn(5, channels, *positions)
+    with pytest.warns(
+        ao.errors.ModelWarning, match=r"^1 \(BatchNorm1d\): the copy keeps .* standardise the model's inputs"
+    ):
+        model = convert(nn.Sequential(nn.Identity(), layer.eval()))
+    assert torch.allclose(model(x), layer(x))
+    assert [name for name, _ in model.named_parameters()] == ["1.weight", "1.bias"]
+    assert check_model(model) == []
+    assert "keep the scale and shift alone" in check_model(layer)[0].cure
+    with pytest.warns(ao.errors.ModelWarning, match="^the model "):
+        assert torch.equal(convert(nn.BatchNorm1d(channels, affine=False))(x), x)
+    received, options = [], {"groups": torch.arange(5), "clip_norm": 1e6, "scale": 1.0}
+    GhostClipping(model).forward((x,), {}, **options, receive=received.append).square().sum().backward()
+    layer(x).square().sum().backward()
+    assert torch.allclose(received[0]["1.weight"], layer.weight.grad, rtol=1e-4)
 
 
 class Own(nn.BatchNorm2d):

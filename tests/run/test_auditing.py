@@ -323,12 +323,24 @@ def test_units_accumulation_and_other_options():
     assert len(seen) == 8
 
 
+def test_several_networks_and_optimizers():
+    def loss(networks, batch):
+        first, last = networks
+        return F.cross_entropy(last(first(batch[0])), batch[1])
+
+    models = [nn.Linear(FEATURES, 3), nn.Linear(3, 2)]
+    optimizers = [torch.optim.SGD(one.parameters(), lr=0.1, momentum=0.9) for one in models]
+    done = attack(replace(setup(), model=models, optimizer=optimizers, loss=loss), canaries=50, key=KEY)
+    assert done.certificate.steps == 12
+    assert not done.audited.refuted()
+
+
 @pytest.mark.parametrize(
     ("wrong", "phrase"),
     [
         ({"plan": 8.0}, "plan of a Setup must be"),
-        ({"model": lambda x: x}, "model of a Setup must be a torch.nn"),
-        ({"optimizer": None}, "optimizer of a Setup"),
+        ({"model": lambda x: x}, "model must be an nn.Module, or several different ones in a list"),
+        ({"optimizer": None}, "optimizer must be a torch.optim"),
         ({"loss": 1}, "loss of a Setup must be a function"),
         ({"options": {"unit": 0}}, "unit is given as a field"),
     ],

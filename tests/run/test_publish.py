@@ -143,6 +143,24 @@ def test_a_certificate_is_of_the_weights_at_that_moment_whatever_the_file(tmp_pa
     assert set(again.weights).isdisjoint(digests_of_file(tmp_path / "frozen.pt"))
 
 
+def test_weights_of_the_best_epoch_are_named_once_they_are_in_the_model(tmp_path):
+    model, file, best = nn.Linear(3, 2), tmp_path / "run.privacy.json", tmp_path / "best.pt"
+    loader = DataLoader(TensorDataset(torch.randn(40, 3), torch.randint(0, 2, (40,))), batch_size=20)
+    engine = ao.PrivacyEngine(ao.plan(loader=loader, epochs=1, epsilon=8, delta=1e-5))
+    model, optimizer, loader = engine.make_private(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)
+    for i, (x, y) in enumerate(loader):
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        if i == 0:
+            torch.save(model.state_dict(), best)
+    engine.certificate().save(file)
+    told = " ".join(invoke("verify", file, "--model", best).stderr.split())
+    assert "load them into model.module, and then call certificate()" in told
+    model.module.load_state_dict(torch.load(best))
+    engine.certificate().save(file)
+    assert invoke("verify", file, "--model", best).exit_code == 0
+
+
 class Part(torch.Tensor):
     """As FSDP's: what one process holds."""
 

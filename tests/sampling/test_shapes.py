@@ -202,6 +202,11 @@ def test_what_is_refused(name):
         batches(TEXTS, collate)
 
 
+def test_a_list_with_a_number_for_each_example_is_joined():
+    ((x, lengths),) = batches(TEXTS[:2], lambda rows: (torch.stack([row[:2] for row in rows]), list(map(len, rows))))
+    assert lengths == list(map(len, TEXTS[:2]))
+
+
 def test_a_default_collate_that_pads_is_called_on_each_example_alone(monkeypatch):
     """By torch's own table, into which everybody may put functions: one long text moved a sum by 3.8 clip norms."""
     assert PrivateLoader(DataLoader(TEXTS, 3), seed=0).collates_by_row

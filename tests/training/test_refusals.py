@@ -110,6 +110,36 @@ def test_unit_in_two_micro_batches():
         backward(model, next(batches))
 
 
+@pytest.mark.parametrize(
+    ("rows", "order", "words"),
+    [
+        (
+            4,
+            ao.participation.MinSeparation(9, b=1, k=9),
+            "clipped twice. Batches of the last epoch still wait for a step",
+        ),
+        (
+            12,
+            ao.participation.MinSeparation(9, b=1, k=9),
+            r"make_private\. Batches of the last epoch .* == len\(loader\)",
+        ),
+        (12, ao.participation.FixedOrder(4, k=2, b=2), "an epoch ended within accumulate= batches, call optimizer"),
+    ],
+)
+def test_a_shorter_last_group_needs_a_step_as_well(rows, order, words):
+    plan = ao.plan(order=order, batch_size=8, epsilon=8, delta=1e-4)
+    loader = DataLoader(TensorDataset(torch.randn(rows, 2)), batch_size=4)
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, loader = ao.PrivacyEngine(plan).make_private(model, optimizer, loader, accumulate=2)
+    with pytest.raises((TrainingError, ParticipationError), match=words):
+        for _ in range(2):
+            for i, (x,) in enumerate(loader):
+                model(x).square().mean().backward()
+                if (i + 1) % 2 == 0:
+                    optimizer.step()
+
+
 def test_too_many_micro_batches():
     _, model, _, loader = private()
     batches = iter(loader)

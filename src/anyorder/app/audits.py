@@ -35,7 +35,7 @@ from anyorder.errors import ArgumentError, CertificateError, CheckpointError, Tr
 from anyorder.plan.certificate import Certificate
 from anyorder.plan.plan import Plan
 from anyorder.sampling.loader import Unit
-from anyorder.training.engine import PrivacyEngine
+from anyorder.training.engine import PrivacyEngine, networks_of, optimizers_of
 
 # ----------------------------------------------------------------------------------------------------
 # A training set-up of one's own, audited: canaries in its gradients, all its planned steps, and what they show.
@@ -52,10 +52,10 @@ class Setup:
 
     Attributes:
         plan: the claim that is attacked.
-        model, optimizer, loader: as `PrivacyEngine.make_private` takes them. The audit trains copies of model and
-            optimizer, and discards them.
+        model, optimizer, loader: as `PrivacyEngine.make_private` takes them, several in a list too. The audit trains
+            copies of model and optimizer, and discards them.
         loss: `loss(model, batch)` -> a scalar tensor with a gradient: the mean over the examples of one batch of the
-            loader. It calls the model that it is given, which is the private one.
+            loader. It calls the model that it is given, which is the private one, or the list.
         unit: whose privacy, as in `make_private`.
         options: further keywords of `make_private`: accumulate, rule, loss_reduction, ..
     Raises: ArgumentError.
@@ -70,27 +70,23 @@ class Setup:
     """
 
     plan: Plan
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
+    model: nn.Module | Sequence[nn.Module]
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
     loader: Any
-    loss: Callable[[nn.Module, Any], Tensor]
+    loss: Callable[[Any, Any], Tensor]
     unit: Unit = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        kinds = {"plan": Plan, "model": nn.Module, "optimizer": torch.optim.Optimizer}
-        for name, kind in kinds.items():
-            if not isinstance(getattr(self, name), kind):
-                got = type(getattr(self, name)).__name__
-                raise ArgumentError(f"{name} of a Setup must be a {kind.__module__}.{kind.__name__}, got {got}")
+        if not isinstance(self.plan, Plan):
+            raise ArgumentError(f"plan of a Setup must be an anyorder.Plan, got {type(self.plan).__name__}")
+        networks_of(self.model)
+        optimizers_of(self.optimizer)
         if not callable(self.loss):
             raise ArgumentError(f"loss of a Setup must be a function of (model, batch), got {type(self.loss).__name__}")
         doubled = [name for name in _OWN if name in self.options]
         if doubled:
-            raise ArgumentError(
-                f"options of a Setup are further keywords of make_private; {', '.join(doubled)} is given as a field "
-                "of its own"
-            )
+            raise ArgumentError(f"options of a Setup go to make_private; {', '.join(doubled)} is given as a field")
 
 
 @dataclass(frozen=True)
@@ -181,7 +177,7 @@ def attack(
         engine.close()
 
 
-def _copied(setup: Setup) -> tuple[nn.Module, torch.optim.Optimizer]:
+def _copied(setup: Setup) -> tuple[Any, Any]:
     """Model and optimizer, which are discarded: nothing that is left may hold the noise of an informed audit."""
     try:
         return copy.deepcopy((setup.model, setup.optimizer))
@@ -204,14 +200,14 @@ def _canaries(canaries: int | Canaries, coordinates: int | None, size: int) -> C
 
 
 def _train(
-    setup: Setup, model: nn.Module, optimizer: torch.optim.Optimizer, loader: Iterable[Any],
-    stepped: Callable[[int], object] | None,
-) -> None:  # fmt: skip
+    setup: Setup, model: Any, optimizer: Any, loader: Iterable[Any], stepped: Callable[[int], object] | None
+) -> None:
     """All planned steps."""
-    batches, n = _passes(loader), setup.plan.n
-    model.train()
+    batches, n, optimizers = _passes(loader), setup.plan.n, optimizers_of(optimizer)
+    (model if isinstance(model, nn.Module) else nn.ModuleList(model)).train()
     for step in range(n):
-        optimizer.zero_grad()
+        for one in optimizers:
+            one.zero_grad()
         for _ in range(setup.options.get("accumulate", 1)):
             for batch in batches:
                 _scalar(setup.loss(model, batch)).backward()  # type: ignore[no-untyped-call]
@@ -221,7 +217,8 @@ def _train(
                     f"the loader of the set-up ended after {step} steps, and its plan has {n}: an audit is of the "
                     "whole run; give a loader that can be gone through again, or a stream that is long enough"
                 )
-        optimizer.step()
+        for one in optimizers:
+            one.step()
         if stepped is not None:
             stepped(step + 1)
 

@@ -2,6 +2,7 @@
 
 import copy
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import UninitializedParameter
 
 from anyorder.clipping import torch_private as private
-from anyorder.errors import ArgumentError, ModelError
+from anyorder.errors import ArgumentError, ModelError, ModelWarning
 
 _TRAINABLE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -44,8 +45,7 @@ def check_model(module: nn.Module) -> list[Finding]:
 
     It looks at the model and does not run it: what forward does is seen in the first step. `clipping.convert` makes a
     copy in which what has a replacement is replaced. It does not look at the loader either: `make_private` and the first
-    batch refuse layouts in which a row is not one example (docs/models.md#layouts). A frozen parameter may have any dtype: it is neither trained nor
-    noised.
+    batch refuse layouts in which a row is not one example (docs/models.md#layouts). A frozen parameter may have any dtype.
 
     Args:
         module: the model, before or after it is moved to a device.
@@ -68,32 +68,34 @@ def refuse_unfit(module: nn.Module) -> None:
         raise ModelError("the model cannot be trained with a per-unit guarantee:\n- " + "\n- ".join(map(str, findings)))
 
 
-def group_norm_groups(part: private.BatchNorm) -> int:
-    """Groups of the GroupNorm that takes its place: at most 32, of at least 4 channels; one where x may be (B, C).
+_NARROW = (
+    "the scale and shift alone, as GroupNorm would take away most of what fewer than 8 values say; standardise the "
+    "model's inputs with public constants"
+)
 
-    A group of one channel at one place would be normalised to zero.
-    """
+
+def _groups(part: private.BatchNorm) -> int:
+    """Groups of the GroupNorm in its place: at most 32, of 4 channels or more; 1d: one, or 0 for no GroupNorm."""
     channels = part.num_features
-    most = 1 if isinstance(part, nn.BatchNorm1d) else max(1, min(32, channels // 4))
-    return next(groups for groups in range(most, 0, -1) if channels % groups == 0)
+    if isinstance(part, nn.BatchNorm1d):
+        return int(channels >= 8)
+    return next(groups for groups in range(max(1, min(32, channels // 4)), 0, -1) if channels % groups == 0)
 
 
 def _of_layers(module: nn.Module) -> Iterator[Finding]:
     for name, part in module.named_modules():
-        found = _of_layer(part)
-        if found is not None:
-            problem, cure = found
-            yield Finding(name, f"({type(part).__name__}) {problem}", cure)
+        if found := _of_layer(part):
+            yield Finding(name, f"({type(part).__name__}) {found[0]}", found[1])
 
 
 def _of_layer(part: nn.Module) -> tuple[str, str] | None:
     """(problem, cure) of one module without its children."""
     if isinstance(part, private.BatchNorm):
-        sizes = f"{group_norm_groups(part)}, {part.num_features}" if part.num_features else "num_groups, num_channels"
-        return (
-            "normalises each example by the others of the batch",
-            f"replace it with torch.nn.GroupNorm({sizes}), which looks at one example alone",
-        )
+        problem = "normalises each example by the others of the batch"
+        if not _groups(part):
+            return problem, f"keep {_NARROW}"
+        sizes = f"{_groups(part)}, {part.num_features}" if part.num_features else "num_groups, num_channels"
+        return problem, f"replace it with torch.nn.GroupNorm({sizes}), which looks at one example alone"
     if isinstance(part, private.InstanceNorm) and part.track_running_stats:
         return "keeps statistics of the data that are not private", "set track_running_stats=False"
     if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.max_norm is not None:
@@ -101,10 +103,7 @@ def _of_layer(part: nn.Module) -> tuple[str, str] | None:
     if isinstance(part, DataParallel):
         return "splits a batch over devices behind the engine's back", "give its .module; for several devices, torchrun"
     if isinstance(part, DistributedDataParallel):
-        return (
-            "averages gradients before they are clipped",
-            "give its .module; the engine adds up over the ranks itself",
-        )
+        return "averages gradients before they are clipped", "give its .module; the engine adds up over the ranks"
     if isinstance(part, torch.jit.ScriptModule):
         return "is compiled by torch.jit, and cannot be run on one example alone", "give the module it was made from"
     return None
@@ -116,19 +115,11 @@ def _of_parameters(module: nn.Module) -> Iterator[Finding]:
         if isinstance(p, UninitializedParameter):
             yield Finding(name, "(parameter) has no shape yet", "run the model once on an example (lazy modules)")
         elif p.is_meta:
-            yield Finding(
-                name, "(parameter) is on the meta device, without values", "load weights, or call model.to_empty(..)"
-            )
+            yield Finding(name, "(parameter) is on the meta device, without values", "load weights, or use to_empty")
         elif p.requires_grad and p.dtype not in _TRAINABLE:
-            yield Finding(
-                name,
-                f"(parameter) is {p.dtype}, and trainable parameters must be real floating-point",
-                "freeze or split it",
-            )
+            yield Finding(name, f"(parameter) is {p.dtype}, and trained ones must be real floats", "freeze or split it")
     if not any(p.requires_grad for p in parameters.values()):
-        yield Finding(
-            "", f"has no trainable parameter among its {len(parameters)}", "set requires_grad=True on at least one"
-        )
+        yield Finding("", f"has no trainable parameter among its {len(parameters)}", "set requires_grad=True on some")
 
 
 # -- what may be kept: functions of released weights alone -----------------------------------------------------------
@@ -165,6 +156,7 @@ def convert(model: nn.Module) -> nn.Module:
     """A copy of a model, with what `check_model` finds replaced where a replacement is known.
 
         BatchNorm of C channels          GroupNorm, at most 32 groups of at least 4 channels (1d: one group)
+        BatchNorm1d of fewer than 8      the scale and shift alone, for (N, C) and (N, C, L), with a warning
         InstanceNorm with statistics     the same without: each example by its own, in evaluation too
         Embedding with max_norm          the same with max_norm=None
 
@@ -185,31 +177,40 @@ def convert(model: nn.Module) -> nn.Module:
     lazy = next((name for name, p in model.named_parameters() if isinstance(p, UninitializedParameter)), None)
     if lazy is not None:
         raise ModelError(f"parameter {lazy} has no shape yet, so that it cannot be copied; run the model once first")
-    model = copy.deepcopy(model)
-    if type(model) in _BATCH_NORMS:
-        return _group_norm(model)  # type: ignore[arg-type]
-    replaced: dict[nn.Module, nn.Module] = {}  # a layer in two places stays one
-    for parent in list(model.modules()):
+    whole = nn.Sequential(copy.deepcopy(model))  # so that the model itself may be replaced
+    replaced = {part: _replacement(part) for part in whole.modules() if type(part) in _BATCH_NORMS}
+    narrow = [name[2:] or "the model" for name, part in whole.named_modules() if part in replaced and not _groups(part)]
+    if narrow:
+        warnings.warn(f"{', '.join(narrow)} (BatchNorm1d): the copy keeps {_NARROW}", ModelWarning, stacklevel=2)
+    for parent in list(whole.modules()):
         for name, part in list(parent.named_children()):
-            if type(part) in _BATCH_NORMS:
-                if part not in replaced:
-                    replaced[part] = _group_norm(part)  # type: ignore[arg-type]
+            if part in replaced:  # a layer in two places stays one
                 setattr(parent, name, replaced[part])
-    for part in model.modules():
+    for part in whole.modules():
         if isinstance(part, private.InstanceNorm) and part.track_running_stats:
             part.track_running_stats = False
             part.running_mean = part.running_var = part.num_batches_tracked = None
         elif isinstance(part, nn.Embedding | nn.EmbeddingBag):
             part.max_norm = None
-    return model
+    return whole[0]
 
 
-def _group_norm(part: private.BatchNorm) -> nn.GroupNorm:
-    result = nn.GroupNorm(group_norm_groups(part), part.num_features, part.eps, affine=False)
-    if part.affine:
-        result.affine = True
-        result.weight, result.bias = part.weight, part.bias
-    return result.train(part.training)
+class ScaleAndShift(nn.Module):
+    """What a BatchNorm learns, without its statistics: None where it learns nothing."""
+
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.movedim(1, -1) * (1 if self.weight is None else self.weight)
+        return (x + (0 if self.bias is None else self.bias)).movedim(-1, 1)
+
+
+def _replacement(part: Any) -> nn.Module:
+    groups = _groups(part)
+    result: Any = nn.GroupNorm(groups, part.num_features, part.eps, affine=False) if groups else ScaleAndShift()
+    result.affine, result.weight, result.bias = part.affine, part.weight, part.bias
+    return result.train(part.training)  # type: ignore[no-any-return]
 
 
 # -- why a model does not run on one example -------------------------------------------------------------------------
@@ -254,8 +255,7 @@ def unmapped(module: nn.Module, error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     calls, text = {frame.name for frame in frames}, str(error)
     cure = next((cure for name, cure in _BY_CALL.items() if name in calls), None)
-    if cure is None:
-        cure = next((cure for words, cure in _BY_TEXT.items() if words in text), _ELSE)
+    cure = cure or next((cure for words, cure in _BY_TEXT.items() if words in text), _ELSE)
     own = [frame for frame in frames if not any(folder in Path(frame.filename).parents for folder in _FOREIGN)]
     place = f"\nIt stops at {own[-1].filename}, line {own[-1].lineno}: {own[-1].line}" if own else ""
     # Of a packed sequence torch's own words tell the lengths; others ask that somebody files an issue with torch.

@@ -48,11 +48,7 @@ def digests_of_file(path: Path) -> set[str]:
 
 
 def check_model(certificate: Certificate | None, path: Path) -> None:
-    """Raise CertificateError unless all weights that a certificate names are in the file of a model; see `digests`.
-
-    Args:
-        certificate: None for a plan, which has not run.
-    """
+    """Raise CertificateError unless all weights that a certificate names are in the file of a model; see `digests`."""
     if certificate is None:
         raise CertificateError("the file is a plan, which has not run: a model belongs to a certificate")
     if not certificate.weights:
@@ -60,7 +56,9 @@ def check_model(certificate: Certificate | None, path: Path) -> None:
     if missing := set(certificate.weights) - digests_of_file(path):
         raise CertificateError(
             f"the certificate is of another model than {path}: {len(missing)} of its "
-            f"{counted(len(certificate.weights), 'digest')} are of nothing in that file"
+            f"{counted(len(certificate.weights), 'digest')} are of nothing in that file. It names the weights of the "
+            "moment when it was taken: for those of the best epoch, load them into model.module, and then call "
+            "certificate()"
         )
 
 

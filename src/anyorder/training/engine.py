@@ -144,6 +144,7 @@ class _Waiting:
     units: Units | list[Any]
     sums: dict[str, Tensor]
     batches: int = 0
+    iteration: int = 0  # of the loader, of the first of them
 
 
 _NOTHING = _Waiting([], {})
@@ -389,7 +390,12 @@ class Training:
         return found[0], distinct_units(told)
 
     def _check_batch(self, batch: Batch) -> None:
-        waiting = self._waiting
+        waiting, late = self._waiting, ""
+        if waiting.batches and waiting.iteration != batch.iteration:
+            late = (
+                ". Batches of the last epoch still wait for a step: its last group, if shorter, needs one as well, "
+                f"if (i + 1) % {self._options.accumulate} == 0 or i + 1 == len(loader): optimizer.step()"
+            )
         if batch.used:
             raise TrainingError(
                 "this batch was already used by a backward pass: each unit is clipped once a step, over all passes "
@@ -401,12 +407,12 @@ class Training:
             raise TrainingError(
                 f"{waiting.batches} batch(es) wait for optimizer.step() already, and "
                 f"accumulate={self._options.accumulate}; call optimizer.step() or zero_grad(), or pass accumulate= to "
-                "make_private"
+                f"make_private{late}"
             )
         if waiting.batches and set(waiting.units).intersection(batch.units):
             raise TrainingError(
-                "a unit is in two micro-batches of one step, and would be clipped twice; put the examples of a unit "
-                "into one micro-batch"
+                "a unit is in two micro-batches of one step, and would be clipped twice"
+                + (late or "; put the examples of a unit into one micro-batch")
             )
 
     # -- one step: join ----------------------------------------------------------------------------------------------
@@ -427,7 +433,7 @@ class Training:
         self.loader.mark_used(batch)
         self._passes.pop(batch, None)
         self._next_draws = batch.position + 1
-        self._waiting = _Waiting(units, sums, before.batches + 1)
+        self._waiting = _Waiting(units, sums, before.batches + 1, before.iteration or batch.iteration)
 
     def _discard(self) -> None:
         """Forget the clipped sums of a step that has not been taken: they were never released."""
@@ -568,7 +574,7 @@ class Training:
         sums = before.sums or self._zeros()
         self.loader.mark_used(batch)
         self._next_draws = batch.position + 1
-        self._waiting = _Waiting(before.units, sums, before.batches + 1)
+        self._waiting = _Waiting(before.units, sums, before.batches + 1, before.iteration or batch.iteration)
 
     def _zeros(self) -> dict[str, Tensor]:
         """The clipped sums of nobody."""
@@ -1064,11 +1070,8 @@ def networks_of(given: Any) -> dict[str, nn.Module] | None:
         return None
     else:
         found = {}
-    if (
-        not found
-        or len(set(map(id, found.values()))) < len(found)
-        or not all(isinstance(one, nn.Module) for one in found.values())
-    ):
+    differ = len(set(map(id, found.values()))) == len(found) > 0
+    if not differ or not all(isinstance(one, nn.Module) for one in found.values()):
         raise ArgumentError(
             "model must be an nn.Module, or several different ones in a list, nn.ModuleList or nn.ModuleDict, got "
             f"{type(given).__name__}"
