@@ -9,21 +9,26 @@ import hashlib
 import logging
 import random
 import sys
-from functools import partial
+from contextvars import ContextVar
+from functools import cache, lru_cache, partial
+from itertools import chain, count
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.quasirandom import SobolEngine
 from torch.utils.data import DataLoader, Dataset, IterableDataset, IterDataPipe, TensorDataset, get_worker_info
 
 import anyorder as ao
 from anyorder.sampling.draws import (
     _PYTHON_WORDS,
+    BatchIndices,
     FetchPlace,
     ModelDraws,
     SeededCollation,
+    SeededDataset,
     Seeds,
     _of_numpy,
     _state,
@@ -98,6 +103,54 @@ class Settings:
     class inner:
         generator = random.Random(1)
 
+    @classmethod
+    def draw(cls):
+        return cls.inner.generator.random()
+
+
+SPAWNS = np.random.PCG64(1).__getstate__().__class__ is tuple  # NumPy 1 has no state with the seed of children
+CACHED = cache(lambda: random.Random(1)), lru_cache(lambda: torch.Generator().manual_seed(1))
+
+
+def by_cache(owner, high):
+    return (CACHED[0]().randrange(high) + int(torch.randint(high, (), generator=CACHED[1]()))) % high
+
+
+CONTEXT = ContextVar("generator")
+CONTEXT.set(random.Random(1))
+
+
+def by_context(owner, high):
+    return CONTEXT.get().randrange(high)
+
+
+def by_next(owner, high):
+    return int(next(owner.own) * high)
+
+
+def by_spawned(owner, high):
+    return int((owner.own.spawn(1)[0] if SPAWNS else owner.own).integers(high))
+
+
+def by_sequence(owner, high):
+    return int(owner.own.spawn(1)[0].generate_state(1)[0]) % high
+
+
+def by_sobol(owner, high):
+    return int(owner.own.draw()[0, 1] * high)
+
+
+def by_made(owner, high):
+    if not hasattr(owner, "made"):
+        owner.made = random.Random(1)
+    return owner.made.randrange(high)
+
+
+def endless():
+    own = random.Random(1)
+    while True:
+        yield own.random()
+
 
 def by_class(owner, high):
     return int(Settings.generator.integers(high))
@@ -129,6 +182,15 @@ HELD = {
     "import": (by_import, lambda: None),
     "class": (by_class, lambda: None),
     "function of a class": (by_function_of_class, lambda: None),
+    "method of a class": (by_bound, lambda: Settings.draw),
+    "cache": (by_cache, lambda: None),
+    "context": (by_context, lambda: None),
+    "map": (by_next, lambda: map(lambda _, own=random.Random(1): own.random(), count())),
+    "chain": (by_next, lambda: chain(endless())),
+    "local variable": (by_next, endless),
+    "spawned": (by_spawned, lambda: np.random.default_rng(1)),
+    "seed sequence": (by_sequence, lambda: np.random.SeedSequence(1)),
+    "Sobol": (by_sobol, lambda: SobolEngine(2, scramble=True, seed=1)),
 }
 
 
@@ -295,6 +357,35 @@ def test_generators_that_a_data_set_keeps_in_workers():
     assert_isolated(*runs)
     here = Run(loader_of(Crops(False, by_each, owners())), epochs=2)
     assert all(torch.equal(a, b) for a, b in zip(here.released, runs[0].released, strict=True))
+
+
+@pytest.mark.parametrize("kind", [Crops, FetchedAtOnce])
+def test_a_generator_that_an_example_makes(kind):
+    """It is found behind that example, which is fetched again, and what it drew does not stay in it."""
+    runs = []
+    for rejects in (False, True):
+        data = kind(rejects, by_made)
+        made = SeededDataset(data, Seeds(KEY), FetchPlace()).__getitems__(BatchIndices(range(OTHER, OTHER + B), 0))
+        runs.append((torch.stack([x for x, _ in made[1:]]), data.made.getstate()))
+    assert torch.equal(runs[0][0], runs[1][0])
+    assert runs[0][1] == runs[1][1]
+
+
+@pytest.mark.skipif(not SPAWNS, reason="NumPy 1")
+@pytest.mark.parametrize("make", [lambda: np.random.default_rng(1).spawn(1)[0], lambda: SobolEngine(2, scramble=True)])
+def test_what_was_spawned_or_drawn_is_put_back(make):
+    own = make()
+    spawn, draw = getattr(own, "spawn", None), lambda: float(own.random() if spawn else own.draw()[0, 0])
+    sequence = own.bit_generator.seed_seq if spawn else own
+    draw(), spawn and spawn(2)
+    before = repr(getattr(sequence, "__dict__", sequence)), _state(own)
+    first = []
+    for _ in range(2):
+        with alone(7, [own, sequence]):
+            first.append((draw(), spawn and spawn(1)[0].random(), spawn and sequence.spawn(1)[0].generate_state(1)[0]))
+        assert (repr(getattr(sequence, "__dict__", sequence)), _state(own)) == before
+    assert first[0] == first[1]
+    assert len({x for x in first[0] if x is not None}) == (3 if spawn else 1)
 
 
 def owners():

@@ -32,20 +32,22 @@ to a GPU's, which has no more. On Intel's CPUs torch draws a mask of dropout und
 that is why a CPU's masks keep their places where they can.
 
 Not seen: generators that no attribute, closure or global name of data set and collation leads to (a local variable of
-a Python generator, an object of a C extension), what of a library reads a generator's state and leaves it as it was in
-a data set that fetches several at once (the user's own code that does is found by the names that it reads), and what
-the training loop draws between batch and step.
+a stream's own `__iter__`, an object of a C extension), one that is made after a process's first batch, in that batch,
+what of a library reads a generator's state and leaves it as it was in a data set that fetches several at once (the
+user's own code that does is found by the names that it reads), and what the training loop draws between batch and step.
 """
 
 import ctypes
 import dis
+import gc
 import logging
 import random
 import sys
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sized
 from contextlib import AbstractContextManager, contextmanager, suppress
-from functools import lru_cache, partial
+from contextvars import ContextVar
+from functools import _lru_cache_wrapper, lru_cache, partial
 from hashlib import blake2b, shake_128
 from itertools import islice, repeat
 from types import BuiltinMethodType, CodeType, FunctionType, MethodType, ModuleType
@@ -54,27 +56,19 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import nn
+from torch.quasirandom import SobolEngine
 from torch.utils import _pytree as pytree
-from torch.utils.data import (
-    ConcatDataset,
-    DataLoader,
-    Dataset,
-    IterableDataset,
-    IterDataPipe,
-    StackDataset,
-    Subset,
-    TensorDataset,
-    default_collate,
-    default_convert,
-    get_worker_info,
-)
+from torch.utils import data
+from torch.utils.data import DataLoader, Dataset, IterableDataset, IterDataPipe, Subset, TensorDataset, get_worker_info
 
 from anyorder.checks import final, is_of
 from anyorder.errors import LoaderError
 from anyorder.sampling.shapes import CollateAny, RowNumbers, default_collate_stacks
 
-Generator = torch.Generator | random.Random | np.random.RandomState | np.random.Generator
-"""What numbers are drawn from; each kind is saved and set in its own way."""
+Generator = (
+    torch.Generator | random.Random | np.random.RandomState | np.random.Generator | np.random.SeedSequence | SobolEngine
+)
+"""What numbers, or the seeds of others, are drawn from; each kind is saved and set in its own way."""
 
 _PYTHON: Any = cast(Any, random.seed).__self__
 _NUMPY = cast(np.random.RandomState, cast(Any, np.random.rand).__self__)
@@ -85,8 +79,7 @@ _BYTES = 32  # of a seed
 class Seeds:
     """Seeds of 256 bits: a pure function of a key and an address, and unrelated to each other without the key.
 
-    Args:
-        key: 32 bytes, derived from the run's for this purpose: it is handed to worker processes.
+    The key has 32 bytes, derived from the run's for this purpose: it is handed to worker processes.
     """
 
     def __init__(self, key: bytes) -> None:
@@ -100,12 +93,9 @@ class Seeds:
 
 @contextmanager
 def alone(seed: int, held: Iterable[Generator] = (), *, numpy: bool = True) -> Iterator[None]:
-    """What is drawn inside comes from `seed`; afterwards all generators are as they were.
+    """What is drawn inside comes from `seed`, of `Seeds.at`; afterwards all generators are as they were.
 
-    Args:
-        seed: of `Seeds.at`.
-        held: generators besides those of the process.
-        numpy: whether NumPy's and Python's are set too; False for what is known to draw from torch alone.
+    They are those of the process, without NumPy's and Python's where torch alone is known to be drawn from, and `held`.
     Cost: 30 microseconds, or 11 without NumPy's and Python's; 60 more where the user drew from NumPy's before.
     """
     generators = [*process_generators(numpy), *held]
@@ -139,13 +129,18 @@ def reseed(generators: Iterable[Generator], seed: int) -> None:
                 generator.manual_seed(number % 2**64)  # all that it takes
         elif isinstance(generator, random.Random):
             generator.seed(number)
+        elif isinstance(generator, np.random.SeedSequence):
+            _count_children(generator, number % 2**31)
+        elif isinstance(generator, SobolEngine):  # points are those of its sequence, moved by a random one
+            moved = np.random.default_rng(number).integers(2**generator.MAXBIT, size=generator.dimension)
+            generator.quasi, generator.num_generated = torch.from_numpy(moved), 1
         elif isinstance(generator, np.random.RandomState):
             _reseed_legacy(generator, number)
             if generator is _NUMPY:
                 _of_numpy.seeded = _of_numpy.words()
         else:
-            bits = generator.bit_generator
-            bits.state = type(bits)(number).state
+            bits: Any = generator.bit_generator
+            bits.__setstate__(type(bits)(number).__getstate__())  # with the seed that children are spawned from
 
 
 _FRESH = torch.Generator().manual_seed(0).get_state().numpy().view(np.uint64)
@@ -170,6 +165,10 @@ def _reseed_legacy(generator: np.random.RandomState, seed: int) -> None:
         generator.set_state({**fresh, "has_gauss": 0, "gauss": 0.0})
 
 
+def _count_children(sequence: np.random.SeedSequence, spawned: int) -> None:
+    cast(Any, sequence).__init__(**cast(Any, sequence).state | {"n_children_spawned": spawned})
+
+
 def _saved(generator: Generator) -> Callable[[], object]:
     """What puts a generator back as it is now."""
     if generator is _PYTHON and _PYTHON_WORDS is not None:
@@ -184,7 +183,12 @@ def _saved(generator: Generator) -> Callable[[], object]:
         case np.random.RandomState():
             return partial(generator.set_state, generator.get_state(legacy=False))
         case np.random.Generator():
-            return partial(setattr, generator.bit_generator, "state", generator.bit_generator.state)
+            bits: Any = generator.bit_generator
+            return partial(bits.__setstate__, bits.__getstate__())
+        case np.random.SeedSequence():
+            return partial(_count_children, generator, generator.n_children_spawned)
+        case SobolEngine():
+            return partial(vars(generator).update, dict(vars(generator)))
 
 
 # The states of the process's own generators are taken and put back, and looked at, several times a batch. By their own
@@ -280,14 +284,18 @@ _LEAVES = (
 def held_generators(*owners: Any) -> list[Generator]:
     """The generators that these objects lead to, besides those of the process.
 
-    By attributes, slots, containers, closures, partial applications, bound methods, and the global names that functions
-    read, with what they read of modules and classes of these names: those of the objects' classes too, but not of large
-    packages, whose objects keep generators in attributes.
+    By attributes, slots, containers, closures, partial applications, bound methods, caches, context variables,
+    iterators, and the global names that functions read, with what they read of modules and classes of these names:
+    those of the objects' classes too, but not of large packages, whose objects keep generators in attributes.
     Nearest first, and no further than some thousand objects. Cost: some 50 microseconds for a data set of one's own.
     """
     own = {id(generator) for generator in process_generators()}
     found = [(one, kind) for one, kind in _reached(owners, own) if kind is not None]
     return [one if kind is Generator else np.random.Generator(one) for one, kind in found]
+
+
+def _all_generators(owner: Any) -> list[Generator]:
+    return [*process_generators(), *held_generators(owner)]
 
 
 def _reached(owners: Iterable[Any], seen: set[int]) -> Iterator[tuple[Any, Any]]:
@@ -341,47 +349,48 @@ def _parts(one: Any) -> Iterable[Any]:
     if kind is FunctionType:
         return () if is_of_library(one.__module__) else _of_function(one)
     if kind in (MethodType, classmethod, staticmethod):
-        return getattr(one, "__self__", None), one.__func__
+        owner: Any = getattr(one, "__self__", None)
+        of_class = [part for k in _classes(owner)[0] for part in vars(k).values()] if isinstance(owner, type) else []
+        return owner, one.__func__, *of_class
     if kind is BuiltinMethodType:
         return (one.__self__,)
     if kind is partial:
         return one.func, *one.args, *one.keywords.values()
     if kind is property:
         return (one.fget,)
-    if (
-        hasattr(kind, "create_rng")
-        and getattr(one, "seed", None) is not None
-        and getattr(one, "generator", ...) is None
-    ):
+    own, slots, is_inside = _classes(kind)
+    if is_inside and not is_of_library(getattr(one, "__module__", "")):
+        kept = one.get(None) if kind is ContextVar else getattr(one, "__wrapped__", None)
+        return kept, *_first(gc.get_referents(one))
+    if hasattr(kind, "create_rng") and getattr(one, "generator", ...) is None is not getattr(one, "seed", None):
         one.create_rng()  # a collator of Hugging Face would make its generator in its first call, under its own seed
-    own, slots = _classes(kind)
     of_classes = [part for k in own for part in vars(k).values()]
     of_slots = [getattr(one, name) for name in slots if hasattr(one, name)]
     return *getattr(one, "__dict__", {}).values(), *of_slots, *of_classes
 
 
 @lru_cache(maxsize=1024)
-def _classes(kind: type) -> tuple[list[type], list[str]]:
-    """The classes whose members an object of a class leads to, and the names of its slots."""
+def _classes(kind: type) -> tuple[list[type], list[str], bool]:
+    """Those whose members an object of a class leads to, the names of its slots, and whether C keeps its parts."""
+    is_inside = kind in (ContextVar, _lru_cache_wrapper)
+    is_inside |= kind.__module__ in ("builtins", "itertools") and hasattr(kind, "__next__")
     own = [k for k in kind.__mro__ if not is_of_library(k.__module__)]
-    return own, [name for k in kind.__mro__ for name in _names(vars(k).get("__slots__", ()))]
+    slots = [vars(k).get("__slots__", ()) for k in kind.__mro__]
+    return own, [name for each in slots for name in ((each,) if isinstance(each, str) else each)], is_inside
 
 
 def _first(parts: Collection[Any]) -> list[Any]:
     """The parts of a container that are looked at; of many examples few, lest they hide the transforms behind them."""
     found = list(islice(parts, _WIDE))
     if len(parts) > _WIDE:
-        found = found[:_ALIKE] + [part for part in found[_ALIKE:] if isinstance(part, Generator)]
+        drawn = [part for part in found[_ALIKE:] if isinstance(part, Generator)]
+        found = found[:_ALIKE] + [part for part in drawn if not isinstance(part, np.random.SeedSequence)]
     return found
 
 
 def is_of_library(module: Any) -> bool:
     """Whether the module of this name is of a large package, whose code keeps what it keeps in attributes."""
     return str(module).partition(".")[0] in _PACKAGES
-
-
-def _names(slots: Any) -> Iterable[str]:
-    return (slots,) if isinstance(slots, str) else slots
 
 
 def _of_function(function: FunctionType) -> list[Any]:
@@ -483,7 +492,7 @@ def may_draw(dataset: Any) -> bool:
     kind = type(dataset)
     if kind is Subset:
         return may_draw(dataset.dataset)
-    if kind in (ConcatDataset, StackDataset):
+    if kind in (data.ConcatDataset, data.StackDataset):
         parts = dataset.datasets
         return any(map(may_draw, parts.values() if isinstance(parts, dict) else parts))
     if is_of(dataset, "datasets.arrow_dataset", "Dataset"):
@@ -570,16 +579,15 @@ def fetches_many(dataset: Any) -> bool:
     """Whether code of the user's gives the examples of a batch at once: perhaps not as a list, of which each is one."""
     if type(dataset) is Subset:
         return fetches_many(dataset.dataset)
-    if type(dataset) is StackDataset or is_of(dataset, "datasets.arrow_dataset", "Dataset"):
-        return False
-    return hasattr(dataset, "__getitems__")
+    own = type(dataset) is not data.StackDataset and not is_of(dataset, "datasets.arrow_dataset", "Dataset")
+    return own and hasattr(dataset, "__getitems__")
 
 
 def collation_may_draw(collate: Any) -> bool:
     """Whether a collation may draw numbers."""
     collate = collate.collate if isinstance(collate, CollateAny) else collate
-    if collate in (default_collate, default_convert):
-        return collate is default_collate and not default_collate_stacks()
+    if collate in (data.default_collate, data.default_convert):
+        return collate is data.default_collate and not default_collate_stacks()
     return not is_of(collate, "transformers.data.data_collator", "DataCollatorWithPadding")
 
 
@@ -597,6 +605,7 @@ class SeededDataset(Dataset[Any]):
         self.dataset, self._seeds, self._place = dataset, seeds, place
         self._draws = may_draw(dataset)
         self._one_by_one = self._draws and reads_states(dataset)
+        self._looked = False  # whether a batch was fetched, by which generators are made that are made when needed
 
     def __getitems__(self, indices: BatchIndices) -> Any:
         """The examples of a batch that the loader collates: a list, or what the data set makes of several indices."""
@@ -619,24 +628,29 @@ class SeededDataset(Dataset[Any]):
             return fetch(list(indices))
         if self._one_by_one:
             return None
-        generators = self._place.generators or self._generators()
+        generators = (self._looked and self._place.generators) or _all_generators(self.dataset)
         before = list(map(_state, generators))
         found = fetch(list(indices))
-        self._one_by_one = before != list(map(_state, generators))
+        after = generators if self._looked else _all_generators(self.dataset)
+        self._looked, self._one_by_one = True, before != list(map(_state, after))
         return None if self._one_by_one else found
 
     def _each(self, indices: BatchIndices, fetch: Callable[[Any], Any]) -> Iterator[Any]:
         """Each example alone."""
         self._place.batch = (indices.position,)
         draws = self._draws and not reads_only(self.dataset)
-        generators = self._generators() if draws else []
+        generators = _all_generators(self.dataset) if draws else []
         for index in indices:
             if draws:
-                reseed(generators, self._seeds.at("example", indices.position, index))
-            yield fetch(index)
-
-    def _generators(self) -> list[Generator]:
-        return [*process_generators(), *held_generators(self.dataset)]
+                reseed(generators, seed := self._seeds.at("example", indices.position, index))
+            example = fetch(index)
+            if draws and not self._looked and len(found := _all_generators(self.dataset)) > len(generators):
+                reseed(generators := found, seed)  # it has made one, such as a cache's, and is fetched again under it
+                example = fetch(index)
+            yield example
+        if draws and not self._looked:
+            self._looked = True
+            reseed(generators, self._seeds.at("looked", indices.position))  # nothing saved those that were made
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -657,7 +671,9 @@ def _state(generator: Generator) -> Any:
             kind, *parts = generator.get_state()
             return kind, *(np.asarray(part).tobytes() for part in parts)
         case np.random.Generator():
-            return repr(generator.bit_generator.state)
+            return repr(cast(Any, generator.bit_generator).__getstate__())
+        case np.random.SeedSequence() | SobolEngine():
+            return repr(generator), getattr(generator, "num_generated", None)
 
 
 def _joined(batches: Iterable[Any]) -> Any:
@@ -684,15 +700,10 @@ def _joined(batches: Iterable[Any]) -> Any:
 
 @final
 class SeededStream(IterableDataset[Any]):
-    """A stream, each of whose examples is made under generators of its own number, in each process that reads it.
+    """The user's stream, each example made under generators of its own number, in each process that reads it.
 
     What a stream draws for one example belongs to the `next` that gives it; what it draws ahead, for a buffer that it
-    shuffles, belongs to the one before.
-
-    Args:
-        dataset: the user's.
-        seeds, place: see the module.
-        rows: examples in a batch.
+    shuffles, belongs to the one before. A batch has `rows` examples.
     """
 
     def __init__(self, dataset: Any, seeds: Seeds, place: FetchPlace, rows: int) -> None:
@@ -700,15 +711,15 @@ class SeededStream(IterableDataset[Any]):
         self._begun = 0  # iterations of this process
 
     def __iter__(self) -> Iterator[Any]:
-        worker, place = get_worker_info(), self._place
-        rank = _rank()
+        worker, place, distributed = get_worker_info(), self._place, torch.distributed
+        rank = distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
         origin: tuple[Any, ...] = (rank,) if worker is None else (rank, worker.id, place.start, self._begun)
         number = place.start * self._rows if worker is None else 0
         self._begun += 1
-        reseed(self._generators(), self._seeds.at("stream", origin, number, "begun"))
+        reseed(_all_generators(self.dataset), self._seeds.at("stream", origin, number, "begun"))
         examples = iter(self.dataset)
         while True:
-            reseed(self._generators(), self._seeds.at("stream", origin, number))
+            reseed(_all_generators(self.dataset), self._seeds.at("stream", origin, number))
             try:
                 example = next(examples)
             except StopIteration:
@@ -716,9 +727,6 @@ class SeededStream(IterableDataset[Any]):
             place.batch = "stream", origin, number
             yield example
             number += 1
-
-    def _generators(self) -> list[Generator]:
-        return [*process_generators(), *held_generators(self.dataset)]
 
     def __len__(self) -> int:
         return len(cast(Sized, self.dataset))
@@ -757,7 +765,7 @@ class SeededCollation:
         batch = self._place.batch
         if self._batch is not batch:
             self._batch, self._calls = batch, 0
-            self._generators = [*process_generators(), *held_generators(self._collate)]
+            self._generators = _all_generators(self._collate)
         reseed(self._generators, self._seeds.at("collation", batch, self._calls))
         self._calls += 1
         return self._collate(examples)
@@ -782,11 +790,6 @@ class SeededWorker:
             self._start(worker)
 
 
-def _rank() -> int:
-    distributed = torch.distributed
-    return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
-
-
 # ----------------------------------------------------------------------------------------------------
 # Models: forward and backward passes under generators of their own.
 
@@ -808,12 +811,8 @@ class ModelDraws:
     """What a model draws: each pass under generators of (rank, step, micro-batch, pass), the user's put back after it.
 
     A forward pass is a block. A backward pass begins where the first gradient of an output comes to the model, and
-    ends where the engine says so; one that an error broke off ends with the next.
-
-    Args:
-        model: the user's; which modules it has is taken now.
-        seeds: of the run.
-        rank: of this process.
+    ends where the engine says so; one that an error broke off ends with the next. Which modules the user's model has
+    is taken when this is made.
     """
 
     def __init__(self, model: nn.Module, seeds: Seeds, rank: int) -> None:
