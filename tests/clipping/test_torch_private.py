@@ -108,6 +108,28 @@ def test_modes_are_counted_and_left_out():
     assert Count.seen == 0
 
 
+def test_a_mode_is_below_all_but_a_default_device():
+    below, other, stack = Count(), Count(), torch.overrides._get_current_function_mode_stack
+    with other:
+        assert not private.place_below(below, True)
+        assert stack() == [below, other]
+        assert private.function_modes() == 1
+        with torch.device("cpu"), private.Aside(below):
+            assert below not in stack()
+        torch.set_default_device("cpu")
+        try:
+            assert private.place_below(below, False)
+            assert not private.place_below(below, True)
+            assert stack()[1:] == [below, other]
+        finally:
+            torch.set_default_device(None)
+        assert stack() == [below, other]
+    assert stack() == [below]
+    assert private.function_modes() == 0
+    assert private.place_below(below, False)
+    assert not stack()
+
+
 def test_subclasses_are_left_out():
     class Own(Tensor):
         pass

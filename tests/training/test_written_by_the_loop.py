@@ -37,11 +37,11 @@ class Scaled(nn.Module):
         return self.linear(x - self.mean - self.shift) / self.size / size
 
 
-def private_of(model, batch_size=4, collate=None, rows=ROWS, **options):
+def private_of(model, batch_size=4, collate=None, rows=ROWS, path=None, **options):
     plan = ao.plan(dataset_size=rows, batch_size=batch_size, epochs=1, epsilon=8, delta=1e-5, mechanism="independent")
     data = TensorDataset(torch.randn(rows, 3), torch.arange(rows) % 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    engine = ao.PrivacyEngine(plan, key=bytes(32))
+    engine = ao.PrivacyEngine(plan, key=bytes(32), checkpoint=path)
     return engine, *engine.make_private(model, optimizer, DataLoader(data, batch_size, collate_fn=collate), **options)
 
 
@@ -486,18 +486,44 @@ def test_what_is_computed_of_a_tensor_beside_the_rows_is_not_given_to_the_model(
         private(x - change(mean))
 
 
-@pytest.mark.parametrize(
-    ("given", "kept"),
-    [(lambda x, made: (x,), "proved"), (lambda x, made: (made,), "promised"), (lambda x, made: (x, made), "promised")],
-)
-def test_what_the_model_is_given_of_texts_is_taken_for_rows(given, kept):
+@pytest.mark.parametrize("given", [lambda x, made: (x,), lambda x, made: (made,), lambda x, made: (x, made)])
+def test_a_batch_with_texts_is_promised(given):
+    """What is made of them is taken for rows, and a length may be in the loss."""
     engine, private, _, loader = private_of(
         Scaled(), collate=lambda rows: (*default_collate(rows), [str(1 + x[0].abs().item()) for x, _ in rows])
     )
     x, y, texts = next(iter(loader))
     made = torch.tensor([[float(text)] * 3 for text in texts])
     F.cross_entropy(private(*given(x, made / made.mean(0))), y).backward()
-    assert engine.training.loss_kept == kept
+    assert engine.training.loss_kept == "promised"
+
+
+@pytest.mark.parametrize("kept", [lambda x, loss: x.mean(0), lambda x, loss: [loss.detach()]])
+def test_a_checkpoint_keeps_no_tensor_of_a_batch(kept, tmp_path):
+    engine, private, optimizer, loader = private_of(nn.Linear(3, 3), path=tmp_path / "run.ckpt")
+    x, y = next(iter(loader))
+    loss = F.cross_entropy(private(x), y)
+    loss.backward()
+    optimizer.step()
+    with pytest.raises(TrainingError, match="a tensor of a batch"):
+        engine.save(extra={"held": kept(x, loss)})
+    engine.save(extra={"loss": loss.item(), "weights": torch.ones(3), "number": 3})
+
+
+@pytest.mark.parametrize("set_rate", [
+    lambda group, loss: group.update(lr=loss.detach()),
+    lambda group, loss: group.update(weight_decay=loss.item()),
+    lambda group, loss: group["lr"].fill_(loss.detach()),
+])  # fmt: skip
+def test_no_setting_of_an_optimizer_is_of_a_batch(set_rate):
+    _, private, optimizer, loader = private_of(nn.Linear(3, 3))
+    optimizer.param_groups[0]["lr"] = torch.tensor(0.1)
+    x, y = next(iter(loader))
+    loss = F.cross_entropy(private(x), y)
+    set_rate(optimizer.param_groups[0], loss)
+    loss.backward()
+    with pytest.raises(TrainingError, match="a setting of the optimizer"):
+        optimizer.step()
 
 
 def test_a_copy_of_a_tensor_of_the_batch_is_followed():

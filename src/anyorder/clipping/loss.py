@@ -147,7 +147,6 @@ class LossWatch:
     def batch(self, batch: Any, rows: int, handed: Any = None) -> Any:
         """A batch as the loop gets it: its tensors write down what is done with them, and that they are of `handed`."""
         tape, kind = _Tape(self, rows, handed), type(batch)
-        private.place_below(ASKED, True)
         if sys.modules.get(private.COMPILER) not in _LEFT:
             _leave_to_python()
         self._newest = weakref.ref(tape)
@@ -157,6 +156,7 @@ class LossWatch:
             return kind(map(tape.of_batch, batch))
         tape.followed_data = all(x is None or (type(x) is Tensor and x.layout is torch.strided) for x in _flat(batch))
         self.has_unfollowed = self.has_unfollowed or not tape.followed_data
+        tape.assumed = not all(x is None or isinstance(x, Tensor) for x in _flat(batch))  # a length, a text
         single = {id(leaf) for values in getattr(handed, "single_rows", ()) for leaf in _flat(values)}
         return _changed(batch, lambda tensor: tape.of_batch(tensor, id(tensor) not in single))
 

@@ -146,9 +146,11 @@ requires_grad_: Callable[[Tensor, bool], Tensor] = torch._C.TensorBase.requires_
 _function_modes: Callable[[], int] = getattr(torch._C, "_len_torch_function_stack", lambda: 1)
 dispatch_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
 DispatchMode: Any = _python_dispatch.TorchDispatchMode
-check_names(torch.overrides, ("_push_mode", "_pop_mode", "_get_current_function_mode_stack"), torch)
-_push_mode: Any = torch.overrides._push_mode
-_pop_mode: Any = torch.overrides._pop_mode
+check_names(torch.overrides, ("_get_current_function_mode_stack",), torch)
+check_names(torch._C, ("_push_on_torch_function_stack", "_pop_torch_function_stack", "_get_function_stack_at"), torch)
+_push_mode: Any = torch._C._push_on_torch_function_stack
+_pop_mode: Any = torch._C._pop_torch_function_stack
+_mode_at: Any = torch._C._get_function_stack_at
 _stack_of_modes: Any = torch.overrides._get_current_function_mode_stack
 _below: list[Any] = []
 
@@ -158,7 +160,15 @@ def place_below(mode: Any, wanted: bool) -> bool:
 
     `function_modes` does not count it.
     """
-    found = [_pop_mode() for _ in range(_function_modes())]  # the last one first
+    count = _function_modes()
+    if count < 2 and (not count or _mode_at(0) is mode):  # as it mostly is
+        if wanted and not count:
+            _below[:] = [mode]
+            _push_mode(mode)
+        elif count and not wanted:
+            _pop_mode()
+        return count == 1
+    found = [_pop_mode() for _ in range(count)]  # the last one first
     others = [one for one in found if one is not mode]
     if wanted:
         _below[:] = [mode]

@@ -136,7 +136,7 @@ class PrivateLoader:
         # What a batch of so many rows is handed out as, and what it was.
         self.show: Callable[[Any, int, Batch], Any] = _as_it_is
         self.shown: Callable[[Any], Any] = _as_it_is
-        self.aside: Callable[[], AbstractContextManager[None]] = nullcontext  # around what reads the data set
+        self.asks: Callable[[bool], object] = bool  # whether functions of torch are asked, as they are in the loop
         self._position = self._used = 0
         self._numbered: RowNumbers | None = None  # rows that are taken at once
         self._seed = seed
@@ -256,7 +256,8 @@ class PrivateLoader:
             # an epoch in the middle, and dropout would see other numbers.
             self._loader.generator.manual_seed(_draw(self._seed, position // (self.batches_per_epoch or 1)))
         self._place.start = position
-        with self.aside(), self._drawing("iteration", position) if self._draws_here else nullcontext():
+        self.asks(False)
+        with self._drawing("iteration", position) if self._draws_here else nullcontext():
             iterator = iter(self._loader)
         sent, begun = None, [] if self._numbered is None else self._numbered.versions()
         if batches is not None:
@@ -268,7 +269,7 @@ class PrivateLoader:
                 try:
                     draws = self._draws_here and (position == self._place.start or self._may_draw())
                     self._place.is_still = self._draws_here and not draws
-                    with self.aside(), self._drawing("batch", position) if draws else _AS_IT_IS:
+                    with self._drawing("batch", position) if draws else _AS_IT_IS:
                         given = next(iterator, _END)
                     self._place.is_still = False
                 except RuntimeError as problem:
@@ -297,9 +298,13 @@ class PrivateLoader:
                 position += 1
                 self._position = position
                 self.identity.add(batch, handed)
-                yield self.show(batch, len(units) + padding, handed)
+                shown = self.show(batch, len(units) + padding, handed)
+                self.asks(True)
+                yield shown
+                self.asks(False)
             finished = True
         finally:
+            self.asks(True)
             if not finished:
                 self.identity.leave(mine)
                 self._left = mine

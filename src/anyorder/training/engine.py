@@ -37,12 +37,12 @@ from torch.utils.data import DistributedSampler, IterableDataset
 from anyorder import checks
 from anyorder.clipping import make_clipping
 from anyorder.clipping.clip_rules import Cut, Rule
-from anyorder.clipping.coupling import check_nothing_of_loop
+from anyorder.clipping.coupling import check_nothing_of_loop, is_of_loop
 from anyorder.clipping.loss import ASKED, LossWatch, own_memory, released, unwatched
 from anyorder.clipping.mapping import reparametrized
 from anyorder.clipping.norms import UnitMap, accumulator_dtype
 from anyorder.clipping.per_example import MayDraw, Passes
-from anyorder.clipping.torch_private import Aside, is_marked, never_compiled
+from anyorder.clipping.torch_private import Aside, is_marked, never_compiled, place_below
 from anyorder.clipping.validate import iterate_before_passes, refuse_unfit
 from anyorder.errors import (
     AnyorderError,
@@ -460,7 +460,9 @@ class Training:
         if closure is not None:
             with torch.enable_grad():
                 closure()  # once; the optimizer never gets the loss
-        self._make_gradients()
+        with Aside(ASKED):
+            self._make_gradients()
+        place_below(ASKED, False)  # till the step is taken
         if len(self._optimizers) > 1:
             self._owed = {one for one in self._optimizers if one is not optimizer}
         return args[:1], {**kwargs, "closure": None if closure is None else returns_nothing}
@@ -680,7 +682,7 @@ class Training:
             self._by_shape = ByShape(self._clipping, state, draws)
         self._watch = LossWatch(options.loss_reduction, self._model.parameters(), self._model)
         self.loader.show, self.loader.shown = self._watch.batch, unwatched
-        self.loader.aside = functools.partial(Aside, ASKED)
+        self.loader.asks = functools.partial(place_below, ASKED)
         self._stateless = self._group is None and tables is None  # as far as is known
         self._untried: set[str | None] = set()  # shards and tables have no rows to try
         if self._stateless:
@@ -710,12 +712,14 @@ class Training:
     def _hook_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         ask_for_scale(optimizer)
         optimizer.register_step_pre_hook(self._before_step)
+        optimizer.register_step_post_hook(lambda *_: place_below(ASKED, True))  # type: ignore[arg-type]
         zero_grad = optimizer.zero_grad
 
         @functools.wraps(zero_grad)
         def discard_and_zero(set_to_none: bool = True) -> None:
             self._discard()
-            zero_grad(set_to_none)
+            with Aside(ASKED):
+                zero_grad(set_to_none)
 
         optimizer.zero_grad = discard_and_zero  # type: ignore[method-assign]
 
@@ -764,6 +768,11 @@ class Training:
     def save(self, extra: dict[str, Any] | None) -> None:
         """Write the checkpoint; see `PrivacyEngine.save`."""
         place = "engine.save()"
+        if any(isinstance(leaf, Tensor) and is_of_loop(leaf) for leaf in pytree.tree_leaves(extra)):
+            raise TrainingError(
+                "extra= has a tensor of a batch, which a resumed run would take for a public one; keep float(t), by "
+                "which you say that no later loss follows from it"
+            )
         self._on_each(self._check_save, place)
         model = self._model.state_dict() if self._tables is None else self._tables.model_state()
         several = [one.state_dict() for one in self._optimizers]
@@ -1190,6 +1199,13 @@ class BoundParameters:
             raise TrainingError(
                 "a parameter, a buffer or the optimizer's state was given memory with numbers of a batch (p.data = "
                 "x.mean(0), vector_to_parameters): they would be told without noise. Give it public numbers"
+            )
+        groups = itertools.chain.from_iterable(one.param_groups for one in self._optimizers)
+        kinds = set(map(type, itertools.chain.from_iterable(map(dict.values, groups))))
+        if any(getattr(kind, "is_of_a_batch", False) for kind in kinds):
+            raise TrainingError(
+                "a setting of the optimizer (lr, weight_decay) is a tensor or number of a batch, of which its steps "
+                "would tell without noise; take public numbers"
             )
         if not all(map(_IS_TRAINED, self.named.values())):
             raise TrainingError("a parameter was frozen after make_private; freeze before it, so that noise fits")
