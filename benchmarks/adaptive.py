@@ -420,9 +420,14 @@ def quick() -> Iterator[Row]:
 
 
 def table() -> str:
-    """Accuracy of what is on file, and its standard error over seeds."""
-    lines = [line for line in read() if line["data"] in TUNED_ON]
-    columns = sorted({(line["data"], line["epsilon"]) for line in lines})
+    """Accuracy of what is on file, and its standard error over seeds: two data sets a table, for narrow screens."""
+    names = list(TUNED_ON)
+    return "\n\n".join(_table(names[i : i + 2]) for i in range(0, len(names), 2))
+
+
+def _table(names: list[str]) -> str:
+    lines = [line for line in read() if line["data"] in names]
+    columns = sorted({(line["data"], line["epsilon"]) for line in lines}, key=lambda one: (names.index(one[0]), one[1]))
     result = ["| optimizer, noise | " + " | ".join(f"{name}, epsilon {e:g}" for name, e in columns) + " |"]
     result.append("|---|" + "---|" * len(columns))
     for arm in ARMS:
