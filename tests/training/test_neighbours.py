@@ -4,6 +4,9 @@ Of a mean over the batch of gradients that are clipped to norm C, another exampl
 and the gradient of no later step. Each loop is within that or refused.
 """
 
+import warnings
+from collections import UserList, deque, namedtuple
+
 import numpy as np
 import pytest
 import torch
@@ -407,6 +410,11 @@ def another_output(loop, outputs):
     return rows.sum(1).mean() * 0 + (columns * loop.x).sum(1).mean()
 
 
+class Listed(list):
+    pass
+
+
+Pair = namedtuple("Pair", "first second")
 CONSTANT = torch.zeros(3)
 MADE_OF = {  # of tensors and numbers of a batch that are taken for Python values
     "torch.tensor": lambda x: torch.tensor(x.mean(0)),
@@ -437,6 +445,10 @@ MADE_OF = {  # of tensors and numbers of a batch that are taken for Python value
     "zeros": lambda x: torch.zeros(int_of(x)).cos().sum(),
     "fill_": lambda x: torch.zeros(3).fill_(x.mean().item()),
     "an item": lambda x: with_item(x.mean().item()),
+    "a named tuple": lambda x: torch.tensor(Pair(x.mean().item(), 1.0)).sum(),
+    "a list of a class": lambda x: torch.tensor(Listed([x.mean().item()])),
+    "a window": lambda x: torch.tensor(deque([x.mean().item()], maxlen=3)),
+    "a UserList": lambda x: torch.tensor(UserList([x.mean().item()])),
     "torch.ops": lambda x: torch.ops.aten.full([3], x.mean().item()),
 }
 
@@ -740,3 +752,24 @@ def test_the_model_is_given_what_a_tensor_of_the_batch_was_given():
         lambda loop: setattr(loop, "given", loop.x * 3 - 1),
     ))  # fmt: skip
     assert torch.equal(torch.stack(released(by_memory)[0]), torch.stack(released(by_name)[0]))
+
+
+def test_what_makes_a_tensor_of_a_tensor_is_as_torch_makes_it():
+    found = []
+    released({"before": lambda loop: found.append((loop.x, loop.y))})
+    (x, y), *_ = found
+    for make in (
+        lambda t: torch.tensor(t, pin_memory=False), lambda t: torch.tensor(t, dtype=torch.float64),
+        lambda t: torch.zeros(2, dtype=torch.float64).new_tensor(t), lambda t: torch.as_tensor(t, dtype=torch.float16),
+        lambda t: torch.asarray(t), lambda t: torch.asarray(t, dtype=torch.int32, copy=True),
+        lambda t: torch.zeros(2).new_tensor(data=t, requires_grad=False),
+    ):  # fmt: skip
+        for t in (x, y):
+            plain = torch.from_numpy(t.numpy().copy())
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                expected, made = make(plain), make(t)
+            assert (made.dtype, made.device, made.requires_grad) == (expected.dtype, expected.device, False)
+            assert np.array_equal(made.numpy(), expected.numpy())
+            shares = made.data_ptr() == t.data_ptr()
+            assert shares == (expected.data_ptr() == plain.data_ptr())

@@ -37,7 +37,7 @@ import os
 import sys
 import types
 import weakref
-from collections import UserDict, UserList
+from collections import UserDict, UserList, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import is_dataclass
@@ -1823,14 +1823,19 @@ class _Asking(TorchFunctionMode):
     @private.never_compiled
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        told = _Watched in types or func in _TOLD or not private.asks_subclasses()
-        if told or not (_holds(args) or (kwargs and _holds(kwargs.values()))):
+        if not (_holds(args) or (kwargs and _holds(kwargs.values()))):
             return func(*args, **kwargs)
+        if _Watched in types or func in _TOLD or not private.asks_subclasses():
+            return func(*args, **kwargs)
+        args = tuple(list(one) if isinstance(one, (deque, UserList)) else one for one in args)
         place, named = _CONVERTS.get(func, (len(args), ""))
         copied = args[place] if place < len(args) else kwargs.get(named)
         if type(copied) is _Watched:  # of which no operation tells
-            made = copied if func is torch.as_tensor else copied.detach().clone()
-            made = made.to(*args[place + 1 :], **{n: v for n, v in kwargs.items() if n not in ("requires_grad", named)})
+            made = copied.detach() if func is not torch.as_tensor else copied
+            made = made.clone() if func not in (torch.as_tensor, torch.asarray) else made  # which show its memory
+            kind = {"dtype": args[0].dtype, "device": args[0].device} if place else {"dtype": copied.dtype}
+            given = {name: kwargs[name] for name in ("dtype", "device", "copy") if kwargs.get(name) is not None}
+            made = made.to(*args[place + 1 :], **kind | given)
             return made.requires_grad_() if kwargs.get("requires_grad") else made
         if not hasattr(func, "__code__"):  # what Python does with them is asked in its turn
             args, kwargs = pytree.tree_map(_number_of, (args, kwargs))
@@ -1851,13 +1856,18 @@ def _holds(values: Iterable[Any]) -> bool:
     """Whether a tensor or number of a batch is among them."""
     for value in values:
         kind = type(value)
+        if kind in _PLAIN_KINDS:
+            continue
         if kind is _Watched or kind is _Float or kind is _Int:
             return True
         if kind is slice:
             value = value.start, value.stop, value.step
-        if (kind is slice or kind is tuple or kind is list) and _holds(value):
+        if isinstance(value, (tuple, list, deque, UserList)) and _holds(value):
             return True
     return False
+
+
+_PLAIN_KINDS = frozenset({Tensor, nn.Parameter, int, float, bool, str, type(None), torch.dtype, torch.device})
 
 
 @functools.cache

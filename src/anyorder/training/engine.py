@@ -462,7 +462,6 @@ class Training:
                 closure()  # once; the optimizer never gets the loss
         with Aside(ASKED):
             self._make_gradients()
-        place_below(ASKED, False)  # till the step is taken
         if len(self._optimizers) > 1:
             self._owed = {one for one in self._optimizers if one is not optimizer}
         return args[:1], {**kwargs, "closure": None if closure is None else returns_nothing}
@@ -712,13 +711,13 @@ class Training:
     def _hook_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         ask_for_scale(optimizer)
         optimizer.register_step_pre_hook(self._before_step)
-        optimizer.register_step_post_hook(lambda *_: place_below(ASKED, True))  # type: ignore[arg-type]
         zero_grad = optimizer.zero_grad
+        is_torchs = getattr(zero_grad, "__func__", None) is torch.optim.Optimizer.zero_grad
 
         @functools.wraps(zero_grad)
         def discard_and_zero(set_to_none: bool = True) -> None:
             self._discard()
-            with Aside(ASKED):
+            with Aside(ASKED) if is_torchs else nullcontext():
                 zero_grad(set_to_none)
 
         optimizer.zero_grad = discard_and_zero  # type: ignore[method-assign]
@@ -956,13 +955,10 @@ class PrivateModule(nn.Module):
     @never_compiled  # by who compiles what `make_private` returned: the ledger and the engine are no part of a graph
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's outputs, one row for each example."""
-        with Aside(ASKED):
-            return self._outputs(args, kwargs)
-
-    def _outputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         is_released = torch.is_grad_enabled() and self._watch.is_released((args, kwargs))
         if self.training and torch.is_grad_enabled() and not is_released:
-            return self._private_forward(args, kwargs)
+            with Aside(ASKED):
+                return self._private_forward(args, kwargs)
         given = args, kwargs
         args, kwargs = self._watch.shown(given)
         if self._check_shown is not None:
