@@ -204,6 +204,17 @@ def guard_compiler() -> None:
     frames._maybe_set_eval_frame = guarded
 
 
+_steps: Any = sys.modules[torch.optim.Optimizer.__module__]
+check_names(_steps, ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks"), torch)
+
+
+def runs_alone(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a step is torch's own code alone, but for the engine's two hooks."""
+    hooks = vars(optimizer).get("_optimizer_step_pre_hooks", ()), vars(optimizer).get("_optimizer_step_post_hooks", ())
+    alone = list(map(len, hooks)) == [1, 1] and type(optimizer).__module__.startswith("torch.optim.")
+    return alone and not (_steps._global_optimizer_pre_hooks or _steps._global_optimizer_post_hooks)
+
+
 class Aside(AbstractContextManager[None]):
     """Without a mode that `place_below` put there, till the end of the block."""
 

@@ -42,7 +42,7 @@ from anyorder.clipping.loss import ASKED, LossWatch, own_memory, released, unwat
 from anyorder.clipping.mapping import reparametrized
 from anyorder.clipping.norms import UnitMap, accumulator_dtype
 from anyorder.clipping.per_example import MayDraw, Passes
-from anyorder.clipping.torch_private import Aside, is_marked, never_compiled, place_below
+from anyorder.clipping.torch_private import Aside, is_marked, never_compiled, place_below, runs_alone
 from anyorder.clipping.validate import iterate_before_passes, refuse_unfit
 from anyorder.errors import (
     AnyorderError,
@@ -462,6 +462,8 @@ class Training:
                 closure()  # once; the optimizer never gets the loss
         with Aside(ASKED):
             self._make_gradients()
+        if runs_alone(optimizer):  # till the step is taken: nobody else has the word in it
+            place_below(ASKED, False)
         if len(self._optimizers) > 1:
             self._owed = {one for one in self._optimizers if one is not optimizer}
         return args[:1], {**kwargs, "closure": None if closure is None else returns_nothing}
@@ -711,6 +713,7 @@ class Training:
     def _hook_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         ask_for_scale(optimizer)
         optimizer.register_step_pre_hook(self._before_step)
+        optimizer.register_step_post_hook(lambda *_: place_below(ASKED, True))  # type: ignore[arg-type]
         zero_grad = optimizer.zero_grad
         is_torchs = getattr(zero_grad, "__func__", None) is torch.optim.Optimizer.zero_grad
 
