@@ -7,11 +7,10 @@
 Every run is the package's own engine, end to end: 20 epochs in one fixed order, 240 steps, clip norm 1, delta 1e-5. The
 network has one hidden layer, on pixels, and on CIFAR-10 on what `look` sees in patches; on sentences of the Brown
 corpus it is a GPT of one layer, judged by the next letters that it tells. An arm is an optimizer, the noise, and the
-optimizer to which the noise was fitted. Its
-rate (and the floor of its second moments, where it has one) are the best in a search over powers of two on other data
-of the same size: images of MNIST reduced to 8 x 8 for the digits of scikit-learn, Fashion-MNIST for MNIST, other images
-and other documents for CIFAR-10 and Brown. A run is a
-line of benchmarks/results/adaptive.jsonl, and one that is on file is not run again.
+optimizer to which the noise was fitted. Its rate (and the floor of its second moments, where it has one) are the best
+in a search over powers of two on other data of the same size: images of MNIST reduced to 8 x 8 for the digits of
+scikit-learn, Fashion-MNIST for MNIST, other images and other documents for CIFAR-10 and Brown. A run is a line of
+benchmarks/results/adaptive.jsonl, and one that is on file is not run again.
 """
 
 import argparse

@@ -463,7 +463,21 @@ def with_item(value):
     return written + 1
 
 
+def in_a_hook(register):
+    """A number of the first batch is made a constant while the optimizer steps."""
+
+    def before(loop):
+        if not loop.kept:
+            made = lambda *_: loop.kept.update(made=torch.full((3,), loop.kept["seen"]))  # noqa: E731
+            register(loop.optimizer, made)
+        loop.constant = loop.kept.get("made")
+
+    return {"before": before, "between": lambda loop: loop.kept.setdefault("seen", loop.x[0, 0])}
+
+
 ATTACKS = {
+    "a hook before the step": in_a_hook(lambda optimizer, hook: optimizer.register_step_pre_hook(hook)),
+    "a hook after the step": in_a_hook(lambda optimizer, hook: optimizer.register_step_post_hook(hook)),
     **{f"{name}, in its batch": {"before": lambda loop, make=make: setattr(loop, "constant", make(loop.x))}
        for name, make in MADE_OF.items()},
     **{f"{name}, in the next": {"before": chain(
