@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import anyorder as ao
 from anyorder.clipping import ExampleLoss
+from anyorder.clipping.coupling import is_of_loop
 from anyorder.clipping.loss import LossWatch
 from anyorder.errors import ModelError
 from anyorder.plan.planner import plan_at_sigma
@@ -284,7 +285,7 @@ def test_several_outputs():
 
     watch = LossWatch()
     out = outputs(watch)
-    assert out["b"][1].is_of_a_batch
+    assert is_of_loop(out["b"][1])
     assert torch.equal(out["b"][1], Y)
     (F.cross_entropy(out["a"], Y) + out["b"][0].mean()).backward()
     assert watch.kept == "promised"

@@ -226,12 +226,12 @@ class Reads(nn.Module):
         self.line, self.drop, self.shift = nn.Linear(4, 4), nn.Dropout(0.5), nn.Parameter(torch.zeros(4))
         self.register_buffer("mean", torch.rand(4))
         self.factor, self.word, self.deep = 2.0, "relu", {"list": [1.0, (2.0, {"x": 3.0})]}
-        self.settings, self.activation = Settings(), torch.tanh
+        self.settings, self.activation, self.named = Settings(), torch.tanh, {"a": 5.0}
 
     def forward(self, x):
         x = self.drop(self.line(x - self.mean)) * self.factor * self.deep["list"][1][1]["x"] * self.settings.factor
         x = self.activation(x) * FACTOR * FACTORS["f"] * self.power * Settings.kept * outside(1.0)
-        return (x.relu() if self.word == "relu" else x.exp()) + self.shift
+        return (x.relu() if self.word == "relu" else x.exp()) * self.named.get("a", 1.0) + self.shift
 
 
 def outside(x):
@@ -256,6 +256,7 @@ CHANGES = {
     "a setting of a part": lambda m, mp: setattr(m.drop, "p", 0.0),
     "number": lambda m, mp: setattr(m, "factor", 3.0),
     "word": lambda m, mp: setattr(m, "word", "exp"),
+    "name of a number": lambda m, mp: m.named.update(b=m.named.pop("a")),
     "inside containers": lambda m, mp: m.deep["list"][1][1].update(x=4.0),
     "item of a list": lambda m, mp: m.deep["list"].__setitem__(1, (2.0, {"x": 7.0})),
     "function": lambda m, mp: setattr(m, "activation", torch.sigmoid),

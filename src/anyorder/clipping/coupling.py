@@ -37,7 +37,7 @@ def note(made: Made, *tensors: Tensor) -> None:
 
 def check_own(types: Any) -> None:
     """Refuse what the training loop has of a batch, in a function that a model calls: a global of both, perhaps."""
-    if any(getattr(kind, "is_of_a_batch", False) for kind in types):
+    if not private.OF_A_BATCH_KINDS.isdisjoint(types):
         raise ModelError(
             "the model reads a tensor of a batch that it was not given, which the training loop put into an attribute "
             "of it or a variable of both: it has numbers of all examples, and would let one move the gradients of "
@@ -209,7 +209,7 @@ def _check_not_of_loop(value: Any, name: str, part: nn.Module, attribute: str) -
 
 def is_of_loop(value: Any) -> bool:
     """Whether it is a tensor or number of a batch as the training loop has it; see `loss`."""
-    return getattr(type(value), "is_of_a_batch", False)
+    return type(value) in private.OF_A_BATCH_KINDS
 
 
 def _is_of_batch(value: Any) -> bool:

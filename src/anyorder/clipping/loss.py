@@ -154,21 +154,21 @@ class LossWatch:
             tape.followed_data = set(map(_LAYOUT, batch)) == {torch.strided}
             self.has_unfollowed = self.has_unfollowed or not tape.followed_data
             return kind(map(tape.of_batch, batch))
-        tape.followed_data = all(x is None or (type(x) is Tensor and x.layout is torch.strided) for x in _flat(batch))
+        tape.followed_data = all(x is None or (type(x) is Tensor and x.layout is torch.strided) for x in flat(batch))
         self.has_unfollowed = self.has_unfollowed or not tape.followed_data
-        tape.assumed = not all(x is None or isinstance(x, Tensor) for x in _flat(batch))  # a length, a text
-        single = {id(leaf) for values in getattr(handed, "single_rows", ()) for leaf in _flat(values)}
+        tape.assumed = not all(x is None or isinstance(x, Tensor) for x in flat(batch))  # a length, a text
+        single = {id(leaf) for values in getattr(handed, "single_rows", ()) for leaf in flat(values)}
         return _changed(batch, lambda tensor: tape.of_batch(tensor, id(tensor) not in single))
 
-    def batch_of(self, given: Any) -> tuple[Any, bool]:
-        """(the batch, as it was handed out, whose rows the model is given; whether they stand in the batch's order).
+    def batch_of(self, given: Iterable[Any]) -> tuple[Any, bool]:
+        """(the batch, as it was handed out, whose rows these leaves have; whether they stand in the batch's order).
 
         None where no watched tensor tells; an order that is not known is none.
 
         Raises: TrainingError: they are of two batches.
         """
         found, straight = None, True
-        for leaf in _flat(given):
+        for leaf in given:
             tape, number = _place(leaf) if type(leaf) is _Watched else (None, -1)
             state = None if tape is None or tape.closed else tape.states[number]
             if tape is None or not isinstance(state, (ByRow, NoRule)):
@@ -185,11 +185,18 @@ class LossWatch:
                 found = own
         return found, straight
 
-    def by_row(self, given: Any) -> Any:
-        """The (args, kwargs) of the model, where what no rule knows is computed again of each row of the batch alone.
+    def by_row(self, args: Any, kwargs: Any) -> Any:
+        """The model's (args, kwargs) as ordinary tensors; what no rule knows is computed again of each row alone.
 
         What cannot be computed again stays as it is, and is taken for rows: "promised".
         """
+        if not kwargs and set(map(type, args)) == {_Watched}:  # as most models are called
+            for leaf in args:
+                tape = leaf.tape
+                if leaf.plain is None or tape is None or tape.into or type(tape.states[leaf.number]) is NoRule:
+                    break
+            else:  # as the loader made them
+                return tuple([leaf.plain for leaf in args]), kwargs
 
         def again(leaf: Any) -> Any:
             tape, number = _place(leaf) if type(leaf) is _Watched else (None, -1)
@@ -202,17 +209,16 @@ class LossWatch:
             tape.alone.add(number)
             return rows
 
-        args, kwargs = given
-        as_most_are = not kwargs and set(map(type, args)) == {_Watched}
-        for leaf in args if as_most_are else _flat(given):
+        for leaf in flat((args, kwargs)):
             tape = leaf.tape if type(leaf) is _Watched else None
             if tape is None or tape.closed or (tape.into is None and type(tape.states[leaf.number]) is not NoRule):
                 continue
-            return _changed(given, again)
-        return given
+            args, kwargs = _changed((args, kwargs), again)
+            break
+        return unwatched(args), unwatched(kwargs)
 
-    def outputs(self, outputs: Any, given: Any = ()) -> Any:
-        """The outputs of the model, called with `given`. One row is watched for what earlier batches may add to it.
+    def outputs(self, outputs: Any, given: Iterable[Any] = ()) -> Any:
+        """The outputs of the model, called with these leaves. One row is watched for what earlier batches may add.
 
         Raises: ModelError where rows were joined in what the model was given (mixup, statistics of the batch), or stand
             in another order than in another argument or another pass (negatives that are other examples).
@@ -225,7 +231,7 @@ class LossWatch:
         if not size:
             return outputs
         tape, axis = self._tape_of(given, size)
-        if any(earlier[0] == axis[0] and earlier != axis for earlier in tape.passes):
+        if tape.passes and any(earlier[0] == axis[0] and earlier != axis for earlier in tape.passes):
             raise _other_rows("the model was called twice on the batch, with its rows in two orders")
         tape.passes.append(axis)
         if tape.given_without_rule and len(tape.passes) > 1:
@@ -248,21 +254,23 @@ class LossWatch:
 
         Not where batches have things of which tensors could be made that nobody follows, such as texts.
         """
+        if _Watched in map(type, given[0]):  # as most calls are
+            return False
         found = False
-        for leaf in () if self.has_unfollowed or self.escaped else _flat(given):
+        for leaf in () if self.has_unfollowed or self.escaped else flat(given):
             if type(leaf) is _Watched or (isinstance(leaf, Tensor) and private.is_marked(leaf)):
                 return False
             found = found or (isinstance(leaf, Tensor) and leaf.requires_grad)
         return found
 
-    def check_chain(self, given: Any) -> None:
+    def check_chain(self, given: Iterable[Any]) -> None:
         """Let a network be given what another made of the same batch, so that gradients go back through both.
 
         They stay with their rows if what lies between is known to keep rows apart, and no other tensor gets any.
 
         Raises: ModelError for any other tensor that requires gradients.
         """
-        for leaf in _flat(given):
+        for leaf in given:
             with private.WithoutSubclasses():
                 needs = isinstance(leaf, Tensor) and leaf.requires_grad
                 start = leaf.grad_fn if needs else None
@@ -296,7 +304,7 @@ class LossWatch:
 
     def looked(self, outputs: Any, given: Any) -> Any:
         """Outputs that no gradient leaves, of this batch or an earlier one: for looking, not for a loss."""
-        tapes = [_place(leaf)[0] for leaf in _flat(given) if type(leaf) is _Watched]
+        tapes = [_place(leaf)[0] for leaf in flat(given) if type(leaf) is _Watched]
         tape = next((tape for tape in tapes if tape is not None and not tape.closed), None)
         if tape is not None:
             return _changed(outputs, lambda leaf: tape.follow(_plain(leaf), _LOOKED))
@@ -306,7 +314,7 @@ class LossWatch:
         """What a pass without gradients gets: copies, known as of an earlier batch. What the model's code, or a hook,
         keeps of them is of the batch, and nothing of them is written into the model.
         """
-        tape, before = self._closed_tape(), [_place(x)[0] for x in _flat(given) if type(x) is _Watched]
+        tape, before = self._closed_tape(), [_place(x)[0] for x in flat(given) if type(x) is _Watched]
         tape.is_shown = any(one is not None and not one.closed for one in before)  # else it is of an earlier batch
         return _changed(given, lambda leaf: _as_earlier(tape, _plain(leaf).clone()) if type(leaf) is _Watched else leaf)
 
@@ -324,7 +332,7 @@ class LossWatch:
     def _tape_of(self, given: Any, size: int) -> "tuple[_Tape, tuple[Any, ...]]":
         """Where the batch is written down that the model was called with, and which rows of it these are."""
         found, without_rule, taken_for_rows, outside = None, False, False, list[Tensor]()
-        for leaf in _flat(given):
+        for leaf in given:
             if type(leaf) is not _Watched:
                 outside += [leaf] if isinstance(leaf, Tensor) else ()
                 if isinstance(leaf, Tensor) and (self.escaped or private.is_marked(leaf)):
@@ -467,7 +475,7 @@ def _parts(tree: Any) -> list[Any] | None:
     return parts if parts and (is_container or any(issubclass(type(part), Tensor) for part in parts)) else None
 
 
-def _flat(tree: Any) -> list[Any]:
+def flat(tree: Any) -> list[Any]:
     """All tensors that `_changed` would change, and other leaves: what the model is given is looked at whole."""
     found, waiting = [], [tree]
     while waiting:
@@ -853,7 +861,11 @@ class _Tape:
             key.append(tuple(value))
             made = {}
             for name, one in value.items():
-                made[name] = self._encode(one, key, given)
+                if type(one) in _CONSTANTS:
+                    key += (type(one), one)
+                    made[name] = one
+                else:
+                    made[name] = self._encode(one, key, given)
             return made
         if kind is _Float or kind is _Int:
             self.taken_out = True
@@ -961,7 +973,7 @@ class _Tape:
         number = _place(loss)[1]
         state = self.states[number]
         aliased = LossWatch.aliased != self.aliased_before
-        since = {i for i, t in enumerate(self.operands) if i not in self.foreign and self._written_since(i, t)}
+        since = set(filter(self._written_since, {*range(len(self.operands))} - self.foreign))
         lost = any(map(is_, self.states, repeat(_NOT_FOLLOWED)))
         calls, needed = self._needed(number) if since or self.watch.escaped or aliased or lost else ([], set[int]())
         if (
@@ -969,7 +981,7 @@ class _Tape:
             or (self.watch.escaped and any(map(_reads_besides, calls)))
             or (aliased and any(isinstance(call.function, (_Again, _OfDistance)) for call in calls))
             or since & self.given_outside
-            or since.intersection(n for call in calls for n in _leaves(call, _Operand))
+            or (since and since.intersection(n for call in calls for n in _leaves(call, _Operand)))
         ):  # perhaps since then
             raise ModelError(
                 f"the loss couples examples: it {_words(_WRITTEN)}. Write average = 0.9 * average + 0.1 * x.detach(); "
@@ -991,8 +1003,9 @@ class _Tape:
         self.gradients = self._of_single_rows(number)
         return "mapped"
 
-    def _written_since(self, operand: int, tensor: Tensor) -> bool:
+    def _written_since(self, operand: int) -> bool:
         """Whether numbers of a batch came into a tensor since it was read, of which its version does not tell."""
+        tensor = self.operands[operand]
         unsaid = private.version(tensor) == self.noted[operand] and private.is_marked(tensor, private.WRITTEN)
         return unsaid or private.is_marked(tensor, private.OF_A_BATCH)
 
@@ -1717,7 +1730,6 @@ class _Watched(Tensor):
     tape: _Tape | None = None
     number: int = -1
     plain: Tensor | None = None
-    is_of_a_batch = True
 
     def __format__(self, spec: str) -> str:
         return format(_ordinary(self), spec)
@@ -1822,6 +1834,8 @@ class _Asking(TorchFunctionMode):
 
     @private.never_compiled
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if len(types) == 1 and _Watched in types and private.asks_subclasses():  # as in most losses
+            return _Watched.__torch_function__(func, types, args, kwargs)
         kwargs = kwargs or {}
         if not (_holds(args) or (kwargs and _holds(kwargs.values()))):
             return func(*args, **kwargs)
@@ -1924,7 +1938,6 @@ class _TakenOut:
     """A Python number of a batch: an ordinary one to print, log and save; what torch makes of it is of all examples."""
 
     __slots__ = ()
-    is_of_a_batch = True
     kind: Any
     watch: Callable[[], LossWatch | None] = _nothing  # of the run, which numbers do not keep alive
 
@@ -1986,6 +1999,7 @@ def _converted(plain: Any) -> Any:
     return conversion
 
 
+private.OF_A_BATCH_KINDS |= {_Watched, _Float, _Int}
 _SHOWN = {"__repr__", "__format__", "__hash__", "__getattribute__", "__getnewargs__", "__sizeof__", "__index__"}
 for _kind, _plain_kind in ((_Float, float), (_Int, int)):
     for _name, _member in vars(_plain_kind).items():
@@ -2334,7 +2348,7 @@ def _run_unseen(name: str, run: Callable[[], Any], given: Any) -> Any:
     talks = name.startswith(private.TALK)
     if talks and "object" not in name:  # as gradients are added up: the group and its options are looked at by nobody
         given = [one for one in given[0] if isinstance(one, (list, tuple, Tensor))]
-    tensors = [leaf for leaf in _flat(given) if isinstance(leaf, Tensor)]
+    tensors = [leaf for leaf in flat(given) if isinstance(leaf, Tensor)]
     tapes = [_place(tensor)[0] for tensor in tensors if type(tensor) is _Watched]
     if not tapes:
         return run()

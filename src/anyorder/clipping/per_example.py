@@ -387,7 +387,7 @@ class Pass:
         self._device = call.tensors[0].device
         self._units = UnitMap.of(groups, self._device)
         self._dtypes = accumulator_dtypes(parameters)
-        self._is_compiled = can_sum_at_once(parameters, self._units, cut, tables)
+        self._by_library = AtOnce.of(parameters, cut, tables) if AtOnce.fits(self._units) else None
         self._expected: Counter[str] = Counter()
         self._uses: defaultdict[str, list[tuple[ParameterView, Use]]] = defaultdict(list)
         self._settled: dict[str, tuple[ParameterView, Settled]] = {}
@@ -520,7 +520,7 @@ class Pass:
             self._uses[part.name].append((part, use))
             return
         versions = use.versions()
-        if self._is_compiled and self._rows_of(part.name, use) is not None:  # by `_at_once`, at the end
+        if self._by_library is not None and self._rows_of(part.name, use) is not None:  # at the end
             self._versions.append((part.name, use, versions))
             self._uses[part.name].append((part, use))
             return
@@ -567,7 +567,10 @@ class Pass:
         if self._tables.by_name:
             self._refuse(direct)
         self._check_versions()
-        sums = self._at_once(direct) if self._is_compiled else None
+        rows = None if self._by_library is None else self._rows(direct)
+        sums = None
+        if rows is not None and self._by_library is not None:  # None where the numbers ask for float64, as below
+            sums = self._by_library.sums(rows.values(), self._scale, self._clip_norm, self._units)
         if sums is not None:
             self._uses, self._settled, self._versions = defaultdict(list), {}, []
             self._receive(sums)
@@ -610,11 +613,6 @@ class Pass:
         if name not in self._tables.by_name:
             return use.rows()
         return use.lookups() if isinstance(use, EmbeddingUse) else None
-
-    def _at_once(self, direct: Mapping[str, Tensor]) -> Sums | None:
-        """All of it in one call. None where the numbers ask for float64, which what follows then takes."""
-        rows, numbers = self._rows(direct), (self._scale, self._clip_norm)
-        return None if rows is None else sums_at_once(self.parameters, rows, *numbers, self._units, self._tables)
 
     def _settle(self, name: str, direct: Tensor | None) -> Settled | None:
         parameter, uses = self.parameters[name], self._uses[name]
@@ -690,63 +688,68 @@ Rows = dict[str, tuple[Tensor | None, Tensor] | None]
 """Of each parameter the a and g of its one use, see `Use.rows`, of a table ids and g; None where it has no gradient."""
 
 
-def sums_at_once(
-    parameters: Mapping[str, Tensor], rows: Rows, scale: float, clip_norm: float, units: UnitMap, tables: SparseTables
-) -> Sums | None:
+_DTYPE = attrgetter("dtype")
+
+
+class AtOnce:
     """Norms, weights and sums by the compiled library, into one vector of which the dense sums are views.
 
     What a unit adds to a table, where it reads no row twice, is what came back to its reads: its norm is theirs.
     """
-    dense = {name: p for name, p in parameters.items() if name not in tables.by_name}
-    sizes = list(map(Tensor.numel, dense.values()))
-    parts = iter(torch.empty(sum(sizes)).split_with_sizes(sizes))
-    sums: dict[str, Tensor] = {}
-    layers: list[tuple[Tensor | None, Tensor, Tensor | None]] = []
-    read: list[tuple[str, Tensor, native.Ranked]] = []
-    for name in parameters:
-        pair, table = rows[name], tables.by_name.get(name)
-        if table is None:
-            part, shape = next(parts), parameters[name].shape
-            own = sums[name] = part if len(shape) == 1 else part.view(shape)
-            if pair is None:
-                own.zero_()
+
+    def __init__(self, parameters: Mapping[str, Tensor], tables: SparseTables) -> None:
+        self._tables, self._names = tables, list(parameters)
+        shapes = [(name, p.shape, p.numel()) for name, p in parameters.items() if name not in tables.by_name]
+        # Of each dense parameter its place among the parts of the vector, and what a part is viewed as.
+        self._dense = {name: (i, shape if len(shape) != 1 else None) for i, (name, shape, _) in enumerate(shapes)}
+        self._sizes = [size for *_, size in shapes]
+        self._total = sum(self._sizes)
+
+    @classmethod
+    def of(cls, parameters: Mapping[str, Tensor], cut: Cut, tables: SparseTables) -> "AtOnce | None":
+        """None where the library does not make them."""
+        made = cut.is_flat and tables.count_norm is None and native.available()
+        return cls(parameters, tables) if made and torch.float64 not in set(map(_DTYPE, parameters.values())) else None
+
+    @staticmethod
+    def fits(units: UnitMap) -> bool:
+        """Whether it makes the sums of such a batch, if the uses are of rows."""
+        return units.classes is None and units.count > 0 and units.index.device.type == "cpu"
+
+    def sums(self, rows: Iterable[Any], scale: float, clip_norm: float, units: UnitMap) -> Sums | None:
+        """The sums, of each parameter's `Rows`. None where the numbers ask for float64."""
+        parts = torch.empty(self._total).split_with_sizes(self._sizes)
+        sums: dict[str, Tensor] = {}
+        layers: list[tuple[Tensor | None, Tensor, Tensor | None]] = []
+        read: list[tuple[str, Tensor, native.Ranked]] = []
+        for name, pair in zip(self._names, rows, strict=True):
+            if name in self._dense:
+                place, shape = self._dense[name]
+                own = sums[name] = parts[place] if shape is None else parts[place].view(shape)
+                if pair is None:
+                    own.zero_()
+                else:
+                    layers.append((*pair, own))
+            elif pair is None:
+                sums[name] = self._tables.nothing(name, torch.float32, units.index.device)
             else:
-                layers.append((*pair, own))
-        elif pair is None:
-            sums[name] = tables.nothing(name, torch.float32, units.index.device)
-        else:
-            ids, g = pair
-            assert ids is not None
-            ranked = native.ranked(ids.reshape(-1).long().numpy(), table.num_rows, ids.shape[1])
-            if ranked.twice:
+                ids, g = pair
+                table = self._tables.by_name[name]
+                ranked = native.ranked(ids.reshape(-1).long().numpy(), table.num_rows, ids.shape[1])
+                if ranked.twice:
+                    return None
+                g = g.contiguous()
+                read.append((name, g, ranked))
+                layers.append((None, g.view(len(g), -1), None))
+        # Just under clip_norm, as in `Pass._clipped`.
+        bad, weights = native.clip(layers, scale, clip_norm * (1 - _SLACK), LARGE) if layers else (0, torch.empty(0))
+        for name, g, ranked in read if bad >= 0 else ():
+            summed = native.add_rows(g, weights, ranked.place, len(ranked.distinct))
+            if summed is None:
                 return None
-            g = g.contiguous()
-            read.append((name, g, ranked))
-            layers.append((None, g.view(len(g), -1), None))
-    # Just under clip_norm, as in `Pass._clipped`.
-    bad, weights = native.clip(layers, scale, clip_norm * (1 - _SLACK), LARGE) if layers else (0, torch.empty(0))
-    for name, g, ranked in read if bad >= 0 else ():
-        summed = native.add_rows(g, weights, ranked.place, len(ranked.distinct))
-        if summed is None:
-            return None
-        sums[name] = sparse_rows(torch.from_numpy(ranked.distinct), summed, (tables.by_name[name].num_rows, g.shape[2]))
-    return Sums(sums, bad, units.count) if bad >= 0 else None
-
-
-_DTYPE = attrgetter("dtype")
-
-
-def can_sum_at_once(parameters: Mapping[str, Tensor], units: UnitMap, cut: Cut, tables: SparseTables) -> bool:
-    """Whether a batch is one for `sums_at_once`, if the uses are."""
-    return (
-        units.classes is None
-        and units.count > 0
-        and units.index.device.type == "cpu"
-        and cut.is_flat
-        and tables.count_norm is None
-        and native.available()
-        and torch.float64 not in set(map(_DTYPE, parameters.values()))
-    )
+            size = self._tables.by_name[name].num_rows, g.shape[2]
+            sums[name] = sparse_rows(torch.from_numpy(ranked.distinct), summed, size)
+        return Sums(sums, bad, units.count) if bad >= 0 else None
 
 
 def _settle_parts(uses: list[tuple[ParameterView, Use]], parameter: Tensor, units: UnitMap) -> Settled:
@@ -1042,15 +1045,11 @@ class _GhostJob:
         """The backward pass of a tape: the sums."""
         tape.backward(tensors, gradients)
         units, found = UnitMap.of(self.groups, gradients[0].device), None
-        if (
-            tape.rows is not None
-            and not self.passes.several
-            and can_sum_at_once(self.parameters, units, self.cut, self.tables)
-        ):
-            rows: Rows = {}
-            for name, pair in zip(self.parameters, tape.rows, strict=True):
-                rows[name] = pair and (None if pair[0] is None else tensors[pair[0]], tensors[pair[1]])
-            found = sums_at_once(self.parameters, rows, self.scale, self.clip_norm, units, self.tables)
+        if tape.rows is not None and not self.passes.several and AtOnce.fits(units):
+            tape.library = tape.library or AtOnce.of(self.parameters, self.cut, self.tables)
+            if tape.library is not None:
+                rows = [p and (None if p[0] is None else tensors[p[0]], tensors[p[1]]) for p in tape.rows]
+                found = tape.library.sums(rows, self.scale, self.clip_norm, units)
         if found is not None:
             return self._finish(found)
         whole = self._pass(self.groups, self._finish, passes=self.passes)

@@ -30,7 +30,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
-from operator import attrgetter, is_, itemgetter
+from itertools import chain
+from operator import attrgetter, is_, methodcaller
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -74,6 +75,7 @@ class Arguments:
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], chained: bool = False) -> None:
         self._structure: pytree.TreeSpec | None = None
+        self.words: Any = None
         self.tensors: Tensors = args
         if kwargs or set(map(type, args)) != {Tensor}:  # else as most models are called: nothing to flatten
             for argument in (*args, *kwargs.values()):
@@ -81,17 +83,12 @@ class Arguments:
             leaves, self._structure = pytree.tree_flatten((args, kwargs))
             self.tensors = tuple([leaf for leaf in leaves if isinstance(leaf, Tensor)])
             self._settings = [_HERE if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+            self.words = self._structure, tuple([(type(setting), setting) for setting in self._settings])
         first = self.tensors[0] if len(self.tensors) == 1 else None
         alone = first is not None and first.dim() and not first.requires_grad
         self.size = len(first) if first is not None and alone else _batch_size(self.tensors, chained)
         if chained and not self.size:
             self.tensors = tuple([t.detach() for t in self.tensors])
-
-    @property
-    def words(self) -> Any:
-        if self._structure is None:
-            return None
-        return self._structure, tuple([(type(setting), setting) for setting in self._settings])
 
     def filled(self, tensors: Sequence[Tensor]) -> Any:
         """Arguments and keyword arguments, with other tensors in the place of those of the batch."""
@@ -392,6 +389,7 @@ class Tape:
         draws: whether it asks the generators of torch.
         rows: where each use of a parameter is one of rows (see `Use.rows`): for each parameter the numbers of a and g,
             or None where it has no gradient; else None.
+        library: what makes the sums of `rows` at once; see `per_example.AtOnce`.
     """
 
     def __init__(self, recorder: "TapeRecorder", expected: Mapping[str, int]) -> None:
@@ -415,10 +413,10 @@ class Tape:
         after = rows | last | read[2]
         before = self._constants.keys() | {number for node in forward for number in node.made}
         self._kept = sorted((read[1] | after) & before)  # outputs and what shares their memory among them
-        self._blank: list[Any] = [None] * recorder.count  # and behind the tensors what operations are given besides
-        self._forward = _directly(_with_ends(forward, first | read[1] | after), self._blank)
-        self._backward = _directly(_with_ends(backward, after), self._blank)
-        self._rest = _directly(_with_ends(rest, last), self._blank)
+        self._blank: list[Any] = [None] * recorder.count
+        self._forward = _emitted(_with_ends(forward, first | read[1] | after))
+        self._backward = _emitted(_with_ends(backward, after))
+        self._rest = _emitted(_with_ends(rest, last))
         self._dropped = sorted(first - read[1] - after)
         self._uses, self._direct = recorder.uses, recorder.direct
         self.parameters, self.rows, self.expected = recorder.parameters, recorder.rows, Counter(expected)
@@ -426,6 +424,7 @@ class Tape:
         self.draws = torch.Tag.nondeterministic_seeded in tags
         self.output: ModuleOutput = recorder.program.output
         self._device = recorder.program._autocast[0]
+        self.library: Any = None
 
     def forward(self, given: Sequence[Tensor]) -> tuple[Tensors, Tensors, list[Any]]:
         """The outputs, differentiable ones and others, and what `backward` needs, of inputs and parameters."""
@@ -433,7 +432,7 @@ class Tape:
         tensors[: len(given)] = given
         for number, constant in self._constants.items():
             tensors[number] = constant
-        _play_directly(self._forward, tensors, self._device)
+        _played(self._forward, tensors, self._device)
         first, second = self._outputs
         made = tuple(map(tensors.__getitem__, first)), tuple(map(tensors.__getitem__, second))
         for number in self._dropped:
@@ -448,11 +447,11 @@ class Tape:
         """The rest of the operations, of the gradients of the differentiable outputs."""
         for number, gradient in zip(self._gradients, gradients, strict=True):
             tensors[number] = gradient.contiguous().resolve_neg()
-        _play_directly(self._backward, tensors, self._device)
+        _played(self._backward, tensors, self._device)
 
     def uses(self, tensors: list[Any]) -> Iterator[tuple[Any, Any]]:
         """The uses of parameters that backward came to, in its order; once, before `direct`."""
-        _play_directly(self._rest, tensors, self._device)
+        _played(self._rest, tensors, self._device)
         for part, kind, values in self._uses:
             yield part, kind(**{k: tensors[v.number] if isinstance(v, _Slot) else v for k, v in values.items()})
 
@@ -461,34 +460,40 @@ class Tape:
         return {name: tensors[number] for name, number in self._direct.items()}
 
 
-def _directly(steps: list[Any], blank: list[Any]) -> list[Any]:
-    """The steps of a tape, each with what takes all its arguments from the tensors and what stands behind them."""
-    direct = []
-    for _, function, holes, args, kwargs, made, ended in steps:
-        if holes is None or not args:
-            take: Callable[[list[Any]], Sequence[Any]] = functools.partial(_filled, args)
-        else:
-            places = [a.number if isinstance(a, _Slot) else len(blank) + i for i, a in enumerate(args)]
-            blank += args
-            take = itemgetter(*places) if len(places) > 1 else itemgetter(slice(places[0], places[0] + 1))
-        direct.append((_DIRECT.get(function, function), take, kwargs, made, ended))
-    return direct
+def _emitted(steps: list[Any]) -> Callable[[list[Any]], None]:
+    """The steps of a tape as one function of its tensors, a line for each: `t[10] = f3(t[2], t[0], t[9])`."""
+    names: dict[str, Any] = {}
+
+    def said(value: Any) -> str:
+        if isinstance(value, _Slot):
+            return f"t[{value.number}]"
+        if isinstance(value, (list, tuple)) and any(True for _ in _slots(value)):
+            return f"[{', '.join(map(said, value))}]"
+        names[name := f"c{len(names)}"] = value
+        return name
+
+    lines = ["def play(t):", " pass"]
+    for _, function, _, args, kwargs, made, ended in steps:
+        given = [*map(said, args), *(f"{name}={said(value)}" for name, value in kwargs.items())]
+        returns = getattr(function._schema, "returns", ())  # of a function that is no operation: a tensor
+        is_one = len(made) == 1 and (not returns or str(returns[0].type) == "Tensor")
+        left = f"t[{made[0]}] = " if is_one else "".join(f"t[{number}], " for number in made) + "= " * bool(made)
+        names[name := f"f{len(names)}"] = _DIRECT.get(function, function)
+        lines.append(f" {left}{name}({', '.join(given)})")
+        if ended:
+            lines.append(f" {' = '.join(f't[{number}]' for number in ended)} = None")
+    exec(compile("\n".join(lines), "<tape>", "exec"), names)
+    play: Callable[[list[Any]], None] = names["play"]
+    return play
 
 
-def _play_directly(steps: list[Any], tensors: list[Any], device: str) -> None:
-    """Run the steps of a tape, which are below autocast, with its casts."""
+def _played(play: Callable[[list[Any]], None], tensors: list[Any], device: str) -> None:
+    """Run a part of a tape, whose steps are below autocast, with its casts."""
     if torch.is_autocast_enabled(device):
         with torch.autocast(device, enabled=False):
-            return _play_directly(steps, tensors, device)
-    for function, take, kwargs, made, ended in steps:
-        result = function(*take(tensors), **kwargs)
-        if isinstance(result, Tensor):
-            tensors[made[0]] = result
-        elif made:
-            for number, one in zip(made, result, strict=True):
-                tensors[number] = one
-        for number in ended:
-            tensors[number] = None
+            play(tensors)
+    else:
+        play(tensors)
 
 
 def _play(steps: list[Any], tensors: list[Any], device: str, enter: Callable[..., Any]) -> None:
@@ -941,6 +946,7 @@ def _trusted(name: Any) -> bool:
 
 
 _FACTS = attrgetter("requires_grad", "dtype", "shape", "device")
+_HELD_VALUES: Callable[[Any], Any] = methodcaller("values")
 
 
 class Snapshot:
@@ -959,7 +965,8 @@ class Snapshot:
     def __init__(self, module: nn.Module) -> None:
         self.named: dict[str, Tensor] = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         self._seen: dict[int, Any] = {}
-        self._dicts: list[tuple[Mapping[Any, Any], tuple[Any, ...], tuple[Any, ...]]] = []
+        self._held: list[Mapping[Any, Any]] = []  # each with as many keys, one behind the other, and values
+        self._sizes, self._keys, self._values = list[int](), list[Any](), list[Any]()
         self._lists: list[tuple[Any, tuple[Any, ...]]] = []
         self._names: dict[tuple[int, str], tuple[Mapping[str, Any], str, Any]] = {}
         self._cells: list[tuple[Any, Any]] = []
@@ -979,9 +986,10 @@ class Snapshot:
         """Whether all is as it was."""
         if any(self._empty) or not all(map(is_, map(type, self._objects), self._types)):
             return False
-        for held, keys, values in self._dicts:
-            if tuple(held) != keys or not all(map(is_, held.values(), values)):
-                return False
+        if list(map(len, self._held)) != self._sizes or list(chain.from_iterable(self._held)) != self._keys:
+            return False
+        if not all(map(is_, chain.from_iterable(map(_HELD_VALUES, self._held)), self._values)):
+            return False
         for items, values in self._lists:
             if len(items) != len(values) or not all(map(is_, items, values)):
                 return False
@@ -1046,10 +1054,16 @@ class Snapshot:
         if not held and not isinstance(held, types.MappingProxyType):
             self._empty.append(held)
             return
-        self._dicts.append((held, tuple(held), tuple(held.values())))
+        self._hold(held)
         for key, value in held.items():
             self.add(key)
             self.add(value)
+
+    def _hold(self, held: Mapping[Any, Any]) -> None:
+        self._held.append(held)
+        self._sizes.append(len(held))
+        self._keys += held
+        self._values += held.values()
 
     def _class(self, value: type) -> None:
         """A class of the user's own: its functions and constants."""
@@ -1058,7 +1072,7 @@ class Snapshot:
                 continue
             self._seen[id(one)] = one
             held = vars(one)
-            self._dicts.append((held, tuple(held), tuple(held.values())))
+            self._hold(held)
             if not _trusted(one.__module__):
                 for name, member in held.items():
                     if not name.startswith("_abc"):

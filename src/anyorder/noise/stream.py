@@ -151,9 +151,10 @@ class NoiseStream:
         Raises: ArgumentError for tensors that do not fit, StepsExhaustedError after n steps; nothing changes.
         """
         scale = checks.real("scale", scale)
-        self._check_next()
-        path = self._path
-        if len(tensors) == 1 and isinstance(path, CompiledPath) and path.add_to_vector(self._state, tensors[0], scale):
+        state, path = self._state, self._path
+        if state.broken or state.t >= self._n:
+            self._check_next()
+        if len(tensors) == 1 and isinstance(path, CompiledPath) and path.add_to_vector(state, tensors[0], scale):
             return
         targets = Targets(tensors, self._size)
         if not targets.on_cpu or not isinstance(self._path, CompiledPath):

@@ -63,7 +63,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, IterDataPipe,
 
 from anyorder.checks import final, is_of
 from anyorder.errors import LoaderError
-from anyorder.sampling.shapes import CollateAny, RowNumbers, default_collate_stacks
+from anyorder.sampling.shapes import CollateAny, default_collate_stacks
 
 Generator = (
     torch.Generator | random.Random | np.random.RandomState | np.random.Generator | np.random.SeedSequence | SobolEngine
@@ -484,7 +484,7 @@ def user_dataset(dataset: Any) -> Any:
     """The user's data set, of one that is given to a DataLoader here."""
     if isinstance(dataset, SeededPipe):
         dataset = dataset.stream
-    return dataset.dataset if isinstance(dataset, (SeededDataset, SeededStream, RowNumbers)) else dataset
+    return dataset.dataset if isinstance(dataset, (SeededDataset, SeededStream)) else dataset
 
 
 def may_draw(dataset: Any) -> bool:

@@ -41,12 +41,12 @@ from anyorder.sampling.shapes import (
     CollatedAlone,
     Joining,
     PublicShapes,
-    RowNumbers,
     RowShapes,
     Stacked,
     inner,
     is_rowwise,
     named_tensors,
+    versions_of,
 )
 
 _END = object()
@@ -138,7 +138,7 @@ class PrivateLoader:
         self.shown: Callable[[Any], Any] = _as_it_is
         self.asks: Callable[[bool], object] = bool  # whether functions of torch are asked, as they are in the loop
         self._position = self._used = 0
-        self._numbered: RowNumbers | None = None  # rows that are taken at once
+        self._rows: TensorDataset | None = None  # whose rows are taken at once, without a DataLoader's iterator
         self._seed = seed
         self._seeds, self._place = Seeds(NoiseSource(key_of(seed)).derive(b"draws").key), FetchPlace()
         self._draws_here = True  # whether this process draws what batches are made of
@@ -166,10 +166,10 @@ class PrivateLoader:
             own = None if like is None else _made_up(loader, like, self._shapes)
             seeded["collate_fn"] = CollatedAlone(seeded.get("collate_fn", loader.collate_fn), self._shapes, own)
         elif self._stacks:
-            rows = loader.dataset if type(loader.dataset) is TensorDataset and not loader.num_workers else None
-            seeded["collate_fn"] = Stacked(seeded.get("collate_fn", loader.collate_fn), rows)
-            self._numbered = None if rows is None else RowNumbers(rows)
-            seeded |= {} if rows is None else {"dataset": self._numbered}
+            pins = loader.pin_memory and torch.accelerator.is_available()
+            here = type(loader.dataset) is TensorDataset and not loader.num_workers and not pins
+            self._rows = loader.dataset if here else None
+            seeded["collate_fn"] = Stacked(seeded.get("collate_fn", loader.collate_fn), self._rows)
         self._loader = rebuild(loader, self._batches, **seeded)
 
     def _is_rowwise(self, collate: Any) -> bool:
@@ -258,8 +258,9 @@ class PrivateLoader:
         self._place.start = position
         self.asks(False)
         with self._drawing("iteration", position) if self._draws_here else nullcontext():
-            iterator = iter(self._loader)
-        sent, begun = None, [] if self._numbered is None else self._numbered.versions()
+            at_once = self._rows is not None
+            iterator = map(self._loader.collate_fn, self._loader.batch_sampler) if at_once else iter(self._loader)
+        sent, begun = None, [] if self._rows is None else versions_of(self._rows)
         if batches is not None:
             sent = batches.sent
             batches.go(batches.epoch + 1, 0)  # for the next iteration; this one has begun
@@ -278,7 +279,7 @@ class PrivateLoader:
                     raise
                 if given is _END:
                     break
-                if self._numbered is not None and begun != self._numbered.versions():
+                if self._rows is not None and begun != versions_of(self._rows):
                     raise LoaderError(
                         "the tensors of the data set were exchanged or written within an epoch, so that an example may "
                         "be in two of its steps; change them between epochs, or give the data set a __getitem__"
@@ -578,6 +579,7 @@ class Origins:
         self._first: dict[int, int] = {}  # of each data set beneath, by its id: the name of its example 0
         self._size = 0
         self._find_bases(dataset)
+        self._is_wrapper = isinstance(dataset, (Subset, ConcatDataset))
 
     def keep(self) -> None:
         """Have the names be those of now, until this is called again, whatever a `Subset` comes to list."""
@@ -592,7 +594,7 @@ class Origins:
 
     def names(self, indices: Indices) -> Indices:
         """(m,) int64: the names of the examples of these indices."""
-        return self._names(self._dataset, indices)
+        return self._names(self._dataset, indices) if self._is_wrapper else indices
 
     def check_distinct(self, indices: Indices) -> None:
         """Raise LoaderError if two of these indices are the same example."""

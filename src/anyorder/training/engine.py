@@ -38,11 +38,11 @@ from anyorder import checks
 from anyorder.clipping import make_clipping
 from anyorder.clipping.clip_rules import Cut, Rule
 from anyorder.clipping.coupling import check_nothing_of_loop, is_of_loop
-from anyorder.clipping.loss import ASKED, LossWatch, own_memory, released, unwatched
+from anyorder.clipping.loss import ASKED, LossWatch, flat, own_memory, released, unwatched
 from anyorder.clipping.mapping import reparametrized
 from anyorder.clipping.norms import UnitMap, accumulator_dtype
 from anyorder.clipping.per_example import MayDraw, Passes
-from anyorder.clipping.torch_private import Aside, is_marked, never_compiled, place_below, runs_alone
+from anyorder.clipping.torch_private import OF_A_BATCH_KINDS, Aside, any_marked, never_compiled, place_below, runs_alone
 from anyorder.clipping.validate import iterate_before_passes, refuse_unfit
 from anyorder.errors import (
     AnyorderError,
@@ -263,10 +263,9 @@ class Training:
         ledger, waiting = self.release.ledger, self._waiting
         step = ledger.step
         # units: whose rows the model is called on
-        given = (args, kwargs)
+        given = flat((args, kwargs))
         try:
-            args, kwargs = self._watch.by_row(given)
-            args, kwargs = unwatched(args), unwatched(kwargs) if kwargs else kwargs
+            args, kwargs = self._watch.by_row(args, kwargs)
         except NotImplementedError as problem:  # of torch: a sparse tensor has no memory of its own
             raise ModelError(
                 "the model was given a sparse tensor that the training loop made: its rows cannot be followed. Let "
@@ -1185,7 +1184,7 @@ class BoundParameters:
         stands in its place: that would not be trained, and may have numbers of a batch.
         """
         same = all(map(is_, itertools.starmap(dict.get, self._places), self._held))
-        if not same or any(getattr(kind, "is_of_a_batch", False) for kind in set(map(type, self._held))):
+        if not (same and OF_A_BATCH_KINDS.isdisjoint(map(type, self._held))):
             raise TrainingError(
                 "a parameter of the model was replaced after make_private (module.bias = nn.Parameter(..), "
                 "load_state_dict(.., assign=True), swap_tensors): the optimizer does not have the new one, and numbers "
@@ -1193,15 +1192,13 @@ class BoundParameters:
                 "public numbers, before make_private"
             )
         states = itertools.chain.from_iterable(map(dict.values, map(_STATE, self._optimizers)))
-        tensors = itertools.chain(self._held, *map(dict.values, self._buffers), *map(dict.values, states))
-        if any(map(is_marked, [one for one in tensors if isinstance(one, torch.Tensor)])):
+        if any_marked(itertools.chain(self._held, *map(dict.values, self._buffers), *map(dict.values, states))):
             raise TrainingError(
                 "a parameter, a buffer or the optimizer's state was given memory with numbers of a batch (p.data = "
                 "x.mean(0), vector_to_parameters): they would be told without noise. Give it public numbers"
             )
         groups = itertools.chain.from_iterable(one.param_groups for one in self._optimizers)
-        kinds = set(map(type, itertools.chain.from_iterable(map(dict.values, groups))))
-        if any(getattr(kind, "is_of_a_batch", False) for kind in kinds):
+        if not OF_A_BATCH_KINDS.isdisjoint(map(type, itertools.chain.from_iterable(map(dict.values, groups)))):
             raise TrainingError(
                 "a setting of the optimizer (lr, weight_decay) is a tensor or number of a batch, of which its steps "
                 "would tell without noise; take public numbers"
@@ -1221,8 +1218,11 @@ class BoundParameters:
         again in every step; so would those of a group that was added later.
         """
         self.check()
+        held = self._parameters()
+        if held and self._known.issuperset(map(id, held)):  # as it mostly is
+            return
         own = 0
-        for p in self._parameters():
+        for p in held:
             if id(p) in self._known:
                 own += 1
             elif p.requires_grad:
