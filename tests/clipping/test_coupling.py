@@ -59,6 +59,14 @@ def info_nce(out):
     return F.cross_entropy(towers @ towers.roll(1, 1).T / 0.1, torch.arange(B))
 
 
+def sim_clr(out, compare):
+    """The loss of two views of each example, the second made of the first here."""
+    scores = compare(F.normalize(torch.cat([out, out.square()]), dim=1)).masked_fill(
+        torch.eye(2 * B, dtype=torch.bool), -9
+    )
+    return F.cross_entropy(scores, torch.arange(2 * B).roll(B))
+
+
 def in_place(out):
     total = torch.zeros(())
     total += (out - out.mean(0)).square().sum()
@@ -67,6 +75,10 @@ def in_place(out):
 
 COUPLED = {
     "contrastive": info_nce,
+    "two views below each other": lambda out: sim_clr(out, lambda z: z @ z.T),
+    "the same, by cosines": lambda out: sim_clr(out, lambda z: F.cosine_similarity(z[:, None], z[None], dim=2)),
+    "the same, by differences": lambda out: sim_clr(out, lambda z: -(z[:, None] - z[None]).square().sum(2)),
+    "the same, by distances": lambda out: sim_clr(out, lambda z: -torch.cdist(z, z)),
     "triplet": lambda out: F.triplet_margin_loss(out, out.roll(1, 0), out.roll(2, 0)),
     "differences": lambda out: (out - out.roll(1, 0)).abs().mean(),
     "distances": lambda out: torch.cdist(out, out).sum(),
@@ -103,6 +115,22 @@ def test_one_label_for_each_example_and_an_index_of_ones_own(unused):
     value, slope = gradient(lambda out: F.cross_entropy(out, Y, ignore_index=unused), LossWatch())
     whole = gradient(lambda out: F.cross_entropy(out, Y, ignore_index=unused, reduction="sum") / B)
     assert value == pytest.approx(whole[0], rel=1e-6)
+    torch.testing.assert_close(slope, whole[1])
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda z: F.cross_entropy(z, torch.cat([Y, Y])),
+        lambda z: (z * z[:, :1]).square().mean(),
+        lambda z: (z @ torch.ones(C, 2)).square().mean(),
+    ],
+)
+def test_views_below_each_other_that_never_meet_are_taken_row_by_row(loss):
+    watch = LossWatch()
+    value, slope = gradient(lambda out: loss(torch.cat([out, out.square()])), watch)
+    whole = gradient(lambda out: loss(torch.cat([out, out.square()])))
+    assert (watch.kept, value) == ("mapped", pytest.approx(whole[0], rel=1e-6))
     torch.testing.assert_close(slope, whole[1])
 
 

@@ -2,6 +2,7 @@
 
 import collections
 import copy
+import subprocess
 import sys
 from contextlib import nullcontext
 
@@ -306,3 +307,21 @@ def test_an_interrupt_while_sums_arrive_leaves_no_half_of_a_batch(line):
     with nullcontext() if there else pytest.raises(TrainingError, match="without a backward"):
         optimizer.step()
     assert engine.step == there
+
+
+LEFT = """
+import torch, anyorder as ao
+from torch.utils.data import DataLoader, TensorDataset
+
+loader = DataLoader(TensorDataset(torch.ones(8, 2)), 2)
+model = torch.nn.Linear(2, 1)
+engine = ao.PrivacyEngine(ao.plan(loader=loader, epochs=1, epsilon=8, delta=1e-5, mechanism="independent"))
+model, optimizer, loader = engine.make_private(model, torch.optim.SGD(model.parameters(), 0.1), loader)
+batches = iter(loader)
+print(len(next(batches)[0]))
+"""
+
+
+def test_a_process_that_ends_within_an_iteration_says_nothing():
+    done = subprocess.run([sys.executable, "-c", LEFT], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("2\n", "")

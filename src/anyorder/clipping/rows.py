@@ -125,6 +125,10 @@ _MASKED_MEAN = Coupled(
 )
 
 
+_STACKED = NoRule("cat along the batch")
+"""Of two views of a batch, one below the other: `torch.cat([a, b])`."""
+
+
 def result_states(call: AtenCall, results: Sequence[Tensor]) -> list[State]:
     """The states of an operation's results."""
     if any(isinstance(s, OfRow) for s in call.states) and (own := _of_one_row(call, results)) is not None:
@@ -136,6 +140,8 @@ def result_states(call: AtenCall, results: Sequence[Tensor]) -> list[State]:
         worst = worst or NoRule(f"{call.name} of what a mask chose: as many numbers as the mask says", sized=False)
     elif all(s is None for s in call.states) or (call.name in _CONSTANT and not (worst and of_its_shape)):
         return [None] * len(results)
+    if _is_outer(call, results[0]):
+        return [_coupled(f"{call.name} of two views that cat stacked, each row with all others")] * len(results)
     lost_here = NoRule(call.name, sized=not call.chooses)
     if worst is not None or call.writes_others:
         kept = worst is not None and (isinstance(worst, Coupled) or not call.chooses)
@@ -152,6 +158,16 @@ def result_states(call: AtenCall, results: Sequence[Tensor]) -> list[State]:
         s if _has_all_rows(call, s, r) else NoRule(f"{call.name} of some rows")
         for s, r in zip(made, results, strict=True)
     ]
+
+
+def _is_outer(call: AtenCall, result: Tensor) -> bool:
+    """Whether rows of stacked views meet all others (similarities): of each row alone it would be another number."""
+    stacked = [t.shape for t, s in zip(call.tensors, call.states, strict=True) if s == _STACKED]
+    if call.name == "expand" and stacked:
+        given = (1,) * (result.dim() - len(stacked[0])) + tuple(stacked[0])
+        return any(one == 1 < size and size in given for one, size in zip(given, result.shape, strict=True))
+    outer = call.pointwise and result.shape not in stacked
+    return len(stacked) > 1 and (outer or (call.name in _PRODUCTS and len(stacked[0]) < 3))
 
 
 def _has_all_rows(call: AtenCall, state: State, result: Tensor) -> bool:
@@ -457,7 +473,7 @@ def _concatenated(call: AtenCall, results: Sequence[Tensor]) -> State:
         return NoRule(call.name)
     if call.name == "stack":
         return state._replace(dim=state.dim + (dim <= state.dim))
-    return NoRule("cat along the batch") if dim == state.dim else state
+    return _STACKED if dim == state.dim else state
 
 
 # -- lookups ---------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """The private loader: takes the order of a DataLoader, and hands out its batches with the units in them."""
 
 import copy
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -264,7 +265,7 @@ class PrivateLoader:
         if batches is not None:
             sent = batches.sent
             batches.go(batches.epoch + 1, 0)  # for the next iteration; this one has begun
-        finished = False
+        finished, is_ending = False, sys.is_finalizing  # where the process ends in a loop, functions are gone by then
         try:
             while True:
                 try:
@@ -305,14 +306,20 @@ class PrivateLoader:
                 self.asks(False)
             finished = True
         finally:
-            self.asks(True)
+            if not is_ending():
+                self._end(mine, finished)
+
+    def _end(self, iteration: int, finished: bool) -> None:
+        """An iteration ends, or was left."""
+        batches = self._batches
+        self.asks(True)
+        if not finished:
+            self.identity.leave(iteration)
+            self._left = iteration
+        if batches is not None and iteration == self._iteration:
             if not finished:
-                self.identity.leave(mine)
-                self._left = mine
-            if batches is not None and mine == self._iteration:
-                if not finished:
-                    batches.go(*divmod(self._used, batches.order.steps))
-                self._position = self._used = batches.position
+                batches.go(*divmod(self._used, batches.order.steps))
+            self._position = self._used = batches.position
 
     def _note_what_workers_have(self) -> None:
         """Workers read the data set as it was when they were started: names are of that one, whatever becomes of it."""
