@@ -75,10 +75,6 @@ def in_place(out):
 
 COUPLED = {
     "contrastive": info_nce,
-    "two views below each other": lambda out: sim_clr(out, lambda z: z @ z.T),
-    "the same, by cosines": lambda out: sim_clr(out, lambda z: F.cosine_similarity(z[:, None], z[None], dim=2)),
-    "the same, by differences": lambda out: sim_clr(out, lambda z: -(z[:, None] - z[None]).square().sum(2)),
-    "the same, by distances": lambda out: sim_clr(out, lambda z: -torch.cdist(z, z)),
     "triplet": lambda out: F.triplet_margin_loss(out, out.roll(1, 0), out.roll(2, 0)),
     "differences": lambda out: (out - out.roll(1, 0)).abs().mean(),
     "distances": lambda out: torch.cdist(out, out).sum(),
@@ -132,6 +128,21 @@ def test_views_below_each_other_that_never_meet_are_taken_row_by_row(loss):
     whole = gradient(lambda out: loss(torch.cat([out, out.square()])))
     assert (watch.kept, value) == ("mapped", pytest.approx(whole[0], rel=1e-6))
     torch.testing.assert_close(slope, whole[1])
+
+
+@pytest.mark.parametrize(
+    "compare",
+    [
+        lambda z: z @ z.T,
+        lambda z: F.cosine_similarity(z[:, None], z[None], dim=2),
+        lambda z: -(z[:, None] - z[None]).square().sum(2),
+        lambda z: -torch.cdist(z, z),
+    ],
+)
+def test_two_stacked_views_do_not_meet(compare):
+    """Of each example alone the loss would have no negatives."""
+    with pytest.raises(ModelError, match="two views that cat stacked"):
+        gradient(lambda out: sim_clr(out, compare), LossWatch())
 
 
 @pytest.mark.parametrize("name", COUPLED)
