@@ -187,17 +187,6 @@ def _slots(values: Any) -> Iterator[int]:
             yield from _slots(value)
 
 
-def _filled(values: Any, tensors: list[Any]) -> list[Any]:
-    """The arguments with tensors in them."""
-    result = []
-    for value in values:
-        if isinstance(value, _Slot):
-            result.append(tensors[value.number])
-        else:
-            result.append(_filled(value, tensors) if isinstance(value, (list, tuple)) else value)
-    return result
-
-
 def _said(value: Any, number: Callable[[Tensor], int]) -> Any:
     """An argument as a program has it; `number` is that of a tensor."""
     if isinstance(value, Tensor):
@@ -246,6 +235,8 @@ class PassProgram:
         self._of_size: dict[int, PassProgram] = {}
         used = {number for node in nodes for number in _slots((*node.args, *node.kwargs.values()))}
         used.update(*outputs)
+        if any(True for node in nodes for _ in _slots(node.kwargs.values())):
+            raise NotRecorded("a tensor among keyword arguments")
         # Autograd itself takes a cut copy of results that it saves, which nobody uses.
         self._nodes = [n for n in nodes if n.function is not _DETACH or not used.isdisjoint(n.made)]
         self._constants = {number: t for number, t in constants.items() if number in used}
@@ -254,22 +245,9 @@ class PassProgram:
         self.copies = tuple(self._copies)
         self.output = output
         self._numbers = 1 + max([*used, inputs, *(n for node in nodes for n in node.made)])
-        self._steps = _with_ends(self._nodes, {n for group in outputs for n in group})
+        self._play: Callable[..., None] | None = None
         self.tape: Tape | None = None  # of batches of this size
         self.tries = 0  # to write it down
-
-    @property
-    def constants(self) -> list[Tensor]:
-        """Tensors of the model that it reads and no batch moves."""
-        return list(self._constants.values())
-
-    def __str__(self) -> str:
-        lines = []
-        for node in self._nodes:
-            arguments = [*map(repr, node.args), *(f"{name}={value!r}" for name, value in node.kwargs.items())]
-            name = node.function.__qualname__.partition(".")[0] if node.rule else str(node.function)
-            lines.append(f"{', '.join(map(str, node.made))} = {name}({', '.join(arguments)})")
-        return "\n".join(lines)
 
     def joined(self, other: "PassProgram") -> "PassProgram | None":
         """The program of both, if two recordings gave the same list; of batches of any size, if theirs differ.
@@ -328,27 +306,64 @@ class PassProgram:
             with torch.autocast(kind, dtype, cache_enabled=False) if mixed else nullcontext():
                 return rule(books, *given)
 
-        _play(self._steps, tensors, kind, enter)
+        if self._play is None:
+            self._play = _emitted(self._nodes, {n for group in self._outputs for n in group})
+        _played(self._play, tensors, kind, enter)
         first, second = self._outputs
         return tuple([tensors[i] for i in first]), tuple([tensors[i] for i in second])
 
 
-def _with_ends(nodes: Sequence[_Operation], kept: set[int]) -> list[Any]:
-    """The nodes in the form in which they are run: with what nobody needs after each, but for what is kept."""
+def _emitted(nodes: Sequence[_Operation], kept: set[int]) -> Callable[..., None]:
+    """The nodes as one function of their tensors, a line for each: `t[10] = f3(t[2], t[0], t[9])`.
+
+    After each what nobody needs any more is let go, but for what is kept.
+    """
     last: dict[int, int] = {}
     for place, node in enumerate(nodes):
         for number in (*_slots((*node.args, *node.kwargs.values())), *node.made):
             last[number] = place
-    steps = []
+    names: dict[str, Any] = {"put": _put}
+
+    def said(value: Any) -> str:
+        if isinstance(value, _Slot):
+            return f"t[{value.number}]"
+        if isinstance(value, (list, tuple)) and any(True for _ in _slots(value)):
+            return f"[{', '.join(map(said, value))}]"
+        names[name := f"c{len(names)}"] = value
+        return name
+
+    lines = ["def play(t, enter):", " pass"]
     for place, node in enumerate(nodes):
-        numbers = {*_slots(node.args), *_slots(node.kwargs.values()), *node.made} - kept
-        ended = tuple(n for n in sorted(numbers) if last[n] == place)
-        nested = any(isinstance(a, (list, tuple)) and any(True for _ in _slots(a)) for a in node.args)
-        holes = None if nested else [(i, a.number) for i, a in enumerate(node.args) if isinstance(a, _Slot)]
-        if any(True for _ in _slots(node.kwargs.values())):
-            raise NotRecorded("a tensor among keyword arguments")
-        steps.append((node.rule, node.function, holes, node.args, node.kwargs, node.made, ended))
-    return steps
+        numbers = {*_slots(node.args), *node.made} - kept
+        ended = [f"t[{n}] = " for n in sorted(numbers) if last[n] == place]
+        names[name := f"f{len(names)}"] = _DIRECT.get(node.function, node.function)
+        if node.rule:
+            lines.append(f" put(t, {node.made}, enter({name}, [{', '.join(map(said, node.args))}]))")
+        else:
+            given = [*map(said, node.args), *(f"{key}={said(value)}" for key, value in node.kwargs.items())]
+            function: Any = node.function
+            returns = [str(one.type) for one in getattr(function._schema, "returns", ())]  # none: of no operation
+            comma = ", " if returns and returns != ["Tensor"] else ""
+            left = "".join(f"t[{n}]{comma}" for n in node.made) + " = " * bool(node.made)
+            lines.append(f" {left}{name}({', '.join(given)})")
+        lines += [f" {''.join(ended)}None"] if ended else []
+    exec(compile("\n".join(lines), "<program>", "exec"), names)
+    play: Callable[..., None] = names["play"]
+    return play
+
+
+def _put(tensors: list[Any], made: tuple[int, ...], result: Any) -> None:
+    for number, one in zip(made, (result,) if isinstance(result, Tensor) else result, strict=True):
+        tensors[number] = one
+
+
+def _played(play: Callable[..., None], tensors: list[Any], device: str, enter: Any = None) -> None:
+    """Run operations, which are those below autocast, with its casts, and rules by `enter`."""
+    if torch.is_autocast_enabled(device):
+        with torch.autocast(device, enabled=False):
+            play(tensors, enter)
+    else:
+        play(tensors, enter)
 
 
 class Replay:
@@ -414,9 +429,8 @@ class Tape:
         before = self._constants.keys() | {number for node in forward for number in node.made}
         self._kept = sorted((read[1] | after) & before)  # outputs and what shares their memory among them
         self._blank: list[Any] = [None] * recorder.count
-        self._forward = _emitted(_with_ends(forward, first | read[1] | after))
-        self._backward = _emitted(_with_ends(backward, after))
-        self._rest = _emitted(_with_ends(rest, last))
+        self._forward = _emitted(forward, first | read[1] | after)
+        self._backward, self._rest = _emitted(backward, after), _emitted(rest, last)
         self._dropped = sorted(first - read[1] - after)
         self._uses, self._direct = recorder.uses, recorder.direct
         self.parameters, self.rows, self.expected = recorder.parameters, recorder.rows, Counter(expected)
@@ -458,64 +472,6 @@ class Tape:
     def direct(self, tensors: list[Any]) -> dict[str, Tensor]:
         """The gradients that came by autograd."""
         return {name: tensors[number] for name, number in self._direct.items()}
-
-
-def _emitted(steps: list[Any]) -> Callable[[list[Any]], None]:
-    """The steps of a tape as one function of its tensors, a line for each: `t[10] = f3(t[2], t[0], t[9])`."""
-    names: dict[str, Any] = {}
-
-    def said(value: Any) -> str:
-        if isinstance(value, _Slot):
-            return f"t[{value.number}]"
-        if isinstance(value, (list, tuple)) and any(True for _ in _slots(value)):
-            return f"[{', '.join(map(said, value))}]"
-        names[name := f"c{len(names)}"] = value
-        return name
-
-    lines = ["def play(t):", " pass"]
-    for _, function, _, args, kwargs, made, ended in steps:
-        given = [*map(said, args), *(f"{name}={said(value)}" for name, value in kwargs.items())]
-        returns = getattr(function._schema, "returns", ())  # of a function that is no operation: a tensor
-        is_one = len(made) == 1 and (not returns or str(returns[0].type) == "Tensor")
-        left = f"t[{made[0]}] = " if is_one else "".join(f"t[{number}], " for number in made) + "= " * bool(made)
-        names[name := f"f{len(names)}"] = _DIRECT.get(function, function)
-        lines.append(f" {left}{name}({', '.join(given)})")
-        if ended:
-            lines.append(f" {' = '.join(f't[{number}]' for number in ended)} = None")
-    exec(compile("\n".join(lines), "<tape>", "exec"), names)
-    play: Callable[[list[Any]], None] = names["play"]
-    return play
-
-
-def _played(play: Callable[[list[Any]], None], tensors: list[Any], device: str) -> None:
-    """Run a part of a tape, whose steps are below autocast, with its casts."""
-    if torch.is_autocast_enabled(device):
-        with torch.autocast(device, enabled=False):
-            play(tensors)
-    else:
-        play(tensors)
-
-
-def _play(steps: list[Any], tensors: list[Any], device: str, enter: Callable[..., Any]) -> None:
-    """Run operations, which are those below autocast, with its casts, and rules by `enter`."""
-    if torch.is_autocast_enabled(device):
-        with torch.autocast(device, enabled=False):
-            return _play(steps, tensors, device, enter)
-    for rule, function, holes, args, kwargs, made, ended in steps:
-        if holes is None:
-            given = _filled(args, tensors)
-        else:
-            given = list(args)
-            for place, number in holes:
-                given[place] = tensors[number]
-        result = enter(function, given) if rule else function(*given, **kwargs)
-        if isinstance(result, Tensor):
-            tensors[made[0]] = result
-        elif made:
-            for number, one in zip(made, result, strict=True):
-                tensors[number] = one
-        for number in ended:
-            tensors[number] = None
 
 
 _aten = torch.ops.aten
@@ -579,7 +535,7 @@ class TapeRecorder(private.DispatchMode):  # type: ignore[misc]
         self._paused = False
         for tensor in (*inputs, *cut_off.values()):
             self._add(tensor)
-        self.constants = {self._add(t): t for t in program.constants}
+        self.constants = {self._add(t): t for t in program._constants.values()}
         self.anchor = -1
         self._outside = {private.memory(t) for t in self._held}
         if len(self._places) < len(self._held):

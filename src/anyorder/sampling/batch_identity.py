@@ -127,10 +127,6 @@ class BatchIdentity:
             )
         self._waiting = [found]
 
-    def newest(self) -> Batch:
-        """The one batch that waits, or the last that was called; see `find`."""
-        return self._only_one()
-
     def find(self, tensors: Iterable[Tensor], known: Batch | None = None) -> Batch:
         """The batch that these tensors belong to, which is then called.
 
@@ -146,7 +142,7 @@ class BatchIdentity:
         waits = known is not None and self._waiting == [known] and not known.used
         as_handed = waits and self._handed.issuperset(map(id, given))
         owners = [] if as_handed else list(filter(None, map(self._owners, given)))
-        batch = self._recognised(owners) or self._only_one()
+        batch = self._recognised(owners) or self.newest()
         if known is not None and known is not batch:
             raise TrainingError(
                 "the model was given what was computed of another batch than the one that is next: its rows would be "
@@ -230,7 +226,8 @@ class BatchIdentity:
         own = list(_tensors_in(self._last[0]))
         return any(_same_rows_elsewhere(x, y) for x in given for y in own)
 
-    def _only_one(self) -> Batch:
+    def newest(self) -> Batch:
+        """The one batch that waits, or the last that was called; see `find`."""
         if len(self._waiting) == 1:
             return self._waiting[0]
         if self._waiting:

@@ -170,7 +170,8 @@ class PrivateLoader:
             pins = loader.pin_memory and torch.accelerator.is_available()
             here = type(loader.dataset) is TensorDataset and not loader.num_workers and not pins
             self._rows = loader.dataset if here else None
-            seeded["collate_fn"] = Stacked(seeded.get("collate_fn", loader.collate_fn), self._rows)
+            collate = seeded.get("collate_fn", loader.collate_fn)
+            seeded["collate_fn"], self._take = Stacked(collate), Stacked(collate, self._rows)
         self._loader = rebuild(loader, self._batches, **seeded)
 
     def _is_rowwise(self, collate: Any) -> bool:
@@ -259,8 +260,9 @@ class PrivateLoader:
         self._place.start = position
         self.asks(False)
         with self._drawing("iteration", position) if self._draws_here else nullcontext():
-            at_once = self._rows is not None
-            iterator = map(self._loader.collate_fn, self._loader.batch_sampler) if at_once else iter(self._loader)
+            unseen = getattr(DataLoader.__iter__, "__globals__", {}).get("__name__") == DataLoader.__module__
+            at_once = self._rows is not None and unseen  # else somebody looks on
+            iterator = map(self._take, self._loader.batch_sampler) if at_once else iter(self._loader)
         sent, begun = None, [] if self._rows is None else versions_of(self._rows)
         if batches is not None:
             sent = batches.sent
@@ -307,19 +309,14 @@ class PrivateLoader:
             finished = True
         finally:
             if not is_ending():
-                self._end(mine, finished)
-
-    def _end(self, iteration: int, finished: bool) -> None:
-        """An iteration ends, or was left."""
-        batches = self._batches
-        self.asks(True)
-        if not finished:
-            self.identity.leave(iteration)
-            self._left = iteration
-        if batches is not None and iteration == self._iteration:
-            if not finished:
-                batches.go(*divmod(self._used, batches.order.steps))
-            self._position = self._used = batches.position
+                self.asks(True)
+                if not finished:
+                    self.identity.leave(mine)
+                    self._left = mine
+                if batches is not None and mine == self._iteration:
+                    if not finished:
+                        batches.go(*divmod(self._used, batches.order.steps))
+                    self._position = self._used = batches.position
 
     def _note_what_workers_have(self) -> None:
         """Workers read the data set as it was when they were started: names are of that one, whatever becomes of it."""

@@ -1221,19 +1221,12 @@ class BoundParameters:
         held = self._parameters()
         if held and self._known.issuperset(map(id, held)):  # as it mostly is
             return
-        own = 0
-        for p in held:
-            if id(p) in self._known:
-                own += 1
-            elif p.requires_grad:
-                self._check_known(self._known)
-            elif p.grad is not None:
-                raise TrainingError(
-                    "the optimizer holds a frozen parameter that has a gradient, which each step would add to it: "
-                    "no noise covers it. Set the gradient to None, or leave the parameter out of the optimizer"
-                )
-        if not own:
-            self._check_known(self._known)
+        self._check_known(self._known)
+        if any(p.grad is not None for p in held if id(p) not in self._known):
+            raise TrainingError(
+                "the optimizer holds a frozen parameter that has a gradient, which each step would add to it: "
+                "no noise covers it. Set the gradient to None, or leave the parameter out of the optimizer"
+            )
 
     def check_step(self) -> None:
         """Refuse a step of another optimizer state, and gradients that did not come through the private model.
