@@ -15,11 +15,11 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-import processes
 from anyorder.app.verdict_page import EXIT_CODES, outcome_of, promise_of, save_verdict
 from anyorder.audit import private_steps
 from anyorder.audit.loader_check import CLAIM, NOTHING, UNSURE, WHAT_IF, watch
 from anyorder.audit.private_steps import FreshNumbers
+from audit import checked
 
 opacus = pytest.importorskip("opacus", reason="opacus is not installed")
 from opacus.accountants import RDPAccountant  # noqa: E402
@@ -721,7 +721,7 @@ SCRIPT = """
 def test_the_command_has_an_exit_code_and_a_page_for_each_outcome(arguments, code, outcome, tmp_path):
     (tmp_path / "train.py").write_text(textwrap.dedent(SCRIPT))
     line = ["-W", "ignore", "-m", "anyorder", "check", "--json", "--out", "verdict", *arguments]
-    done = processes.run(*line, cwd=tmp_path)
+    done = checked.run(*line, cwd=tmp_path)
     assert done.returncode == code, done.stderr
     told = json.loads(done.stdout)
     assert told["outcome"] == outcome
@@ -774,7 +774,7 @@ def test_the_action_of_github_on_its_examples(script, accept, code, outcome, tmp
     files = {name: str(tmp_path / name) for name in ("GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY")}
     done = subprocess.run(
         ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]], cwd=tmp_path, check=False,
-        env=ENVIRONMENT | named | files, capture_output=True, text=True,
+        env=checked.environment(tmp_path) | named | files, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == code, done.stderr
     told = dict(line.split("=", 1) for line in (tmp_path / "GITHUB_OUTPUT").read_text().splitlines())

@@ -11,10 +11,10 @@ from torch.utils.data import ConcatDataset, DataLoader, TensorDataset, random_sp
 
 import anyorder as ao
 import anyorder.training.engine  # before a block that watches it
-import processes
 from anyorder.audit.loader_check import watch
 from anyorder.clipping.loss import unwatched
 from anyorder.formatting import rounded_up
+from audit import checked
 from plans import flat_plan
 
 N, DELTA = 80, 1e-5
@@ -282,7 +282,7 @@ for epoch in range(2):
 
 def test_the_command_knows_the_engine(tmp_path):
     (tmp_path / "own.py").write_text(textwrap.dedent(SCRIPT))
-    done = processes.run("-m", "anyorder", "check", "--json", tmp_path / "own.py")
+    done = checked.run("-m", "anyorder", "check", "--json", "own.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     [one] = json.loads(done.stdout)["findings"]
     assert one["holds"]
