@@ -23,7 +23,7 @@ from anyorder.errors import CheckpointError
 from anyorder.release.checkpoint import load
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower"
-ROUNDS, PARTICIPATIONS = 4, 3
+ROUNDS, PARTICIPATIONS = 3, 3
 PATIENCE = 900.0  # seconds for any one thing, on a machine with much else to do
 
 

@@ -1,6 +1,7 @@
-"""What the ranks of `test_distributed.py` do: run by torchrun, one process for each rank, over gloo on the CPU."""
+"""What the ranks of `test_distributed.py` do: started as by torchrun, one process for each rank, over gloo on the CPU."""
 
 import dataclasses
+import faulthandler
 import os
 import signal
 import sys
@@ -32,7 +33,7 @@ from anyorder.strategy import BLT, Independent, Tree
 from anyorder.strategy.restarted_blt import RestartedBLT
 
 KEY = bytes(range(32))
-N, B, EPOCHS = 24, 4, 3  # B examples in a step, on all ranks together
+N, B, EPOCHS = 24, 4, 2  # B examples in a step, on all ranks together
 STEPS = EPOCHS * N // B
 STRATEGIES = {
     "tree": Tree(STEPS, "online"),
@@ -172,10 +173,10 @@ def whole_runs(folder):
 
 
 def saved_runs(folder):
-    """Checkpoints at step 8, of two ranks."""
+    """Checkpoints at step 4, of two ranks."""
     for name, (kind, fsdp) in SAVED.items():
         run = start(folder / name / "run.ckpt", kind=kind, fsdp=fsdp)
-        train(*run, until=8, loss=0.0, save_every=8)
+        train(*run, until=4, loss=0.0, save_every=4)
         run[0].close()
 
 
@@ -431,4 +432,5 @@ def main(scenarios, folder):
 
 
 if __name__ == "__main__":
+    faulthandler.enable()
     main({"first": [*SCENARIOS, killed], "second": [resumed]}[sys.argv[1]], Path(sys.argv[2]))

@@ -1,7 +1,6 @@
 """Several processes train one model as one process would; what one of them refuses, all refuse."""
 
 import importlib.util
-import os
 import shutil
 from pathlib import Path
 
@@ -19,13 +18,6 @@ ranks = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(ranks)
 
 
-def torchrun(script, *arguments):
-    """Run a script on two ranks."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    launcher = ["-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    return processes.run(*launcher, script, *arguments, env=environment)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("ranks")
@@ -38,9 +30,9 @@ def first(folder):
         for name in ("killed", *ranks.SAVED):
             shutil.rmtree(folder / name, ignore_errors=True)
             (folder / name).mkdir()
-        done = torchrun(SCRIPT, "first", folder)
+        done = processes.run_on_two_ranks("-W", "ignore", SCRIPT, "first", folder)
         # Seen once in some ten launches, unexplained: a segmentation fault of a rank. A second one fails the tests.
-        if "Signal 11 (SIGSEGV)" not in done.stderr:
+        if "Segmentation fault" not in done.stderr:
             break
     assert done.returncode != 0
     return done.stderr
@@ -52,8 +44,8 @@ def second(folder, first):
     refuse_lost_steps(folder)
     for name, (kind, _) in ranks.SAVED.items():
         run = ranks.start(folder / name / "run.ckpt", kind=kind)
-        assert (run[0].step, run[0].extra) == (8, {"by": "rank"})
-        ranks.train(*run, until=12, loss=0.0, save_every=4)
+        assert (run[0].step, run[0].extra) == (4, {"by": "rank"})
+        ranks.train(*run, until=8, loss=0.0, save_every=4)
         run[0].close()
     done = processes.run_on_two_ranks("-W", "ignore", SCRIPT, "second", folder)
     assert done.returncode == 0, done.stderr
@@ -150,12 +142,12 @@ def test_killed_rank_ends_the_run_and_a_resume_gives_the_same_model(folder, firs
 
 @pytest.mark.parametrize("name", ranks.SAVED)
 def test_noise_goes_on_across_numbers_of_ranks(second, alone, name):
-    """Two ranks, then one, then two, plain and sharded: steps 12 on have the noise of the uninterrupted run."""
+    """Two ranks, then one, then two, plain and sharded: steps 8 on have the noise of the uninterrupted run."""
     expected = alone(False, ranks.SAVED[name][0], 0.0)
     for mine in second:
         step, end = mine[name]
-        assert step == 12
-        assert torch.equal(end["gradients"], expected["gradients"][12:])
+        assert step == 8
+        assert torch.equal(end["gradients"], expected["gradients"][8:])
         assert end["ledger"] == expected["ledger"]
         assert end["clip_norm"] == expected["clip_norm"]
         torch.testing.assert_close(end["weights"], expected["weights"], rtol=1e-6, atol=1e-7)
