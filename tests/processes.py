@@ -21,10 +21,11 @@ import types
 import warnings
 from pathlib import Path
 
+# The first optimizer of a process imports torch._dynamo, which takes as long as torch.
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
-    ["torch", "scipy.stats", "sklearn.datasets", "matplotlib.figure", "rich.console", "typer", "anyorder.app.cli",
-     "anyorder.training.engine", "anyorder.online", "anyorder.app", "anyorder.federated", "anyorder.app"]
+    ["torch", "torch._dynamo", "scipy.stats", "sklearn.datasets", "matplotlib.figure", "rich.console", "typer",
+     "anyorder.app.cli", "anyorder.training.engine", "anyorder.online", "anyorder.app", "anyorder.federated"]
 )  # fmt: skip
 
 

@@ -292,7 +292,7 @@ from anyorder.errors import CheckpointError
 dist.init_process_group("gloo")
 torch.manual_seed(0)
 folder, rank = sys.argv[1], dist.get_rank()
-made = ao.plan(dataset_size=12, batch_size=2, epochs=2, epsilon=2, delta=1e-5)
+made = ao.plan(dataset_size=12, batch_size=2, epochs=2, epsilon=2, delta=1e-5, mechanism="tree")
 data = TensorDataset(torch.arange(36.0).reshape(12, 3), torch.arange(12) % 2)
 
 def begin(**how):
