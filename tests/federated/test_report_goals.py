@@ -72,7 +72,7 @@ def test_goals_by_default():
     [
         (["--goals", "100;1000"], "whole numbers with commas"),
         (["--goals", "400000"], "report_goals must be"),
-        (["--goals", "100", "--compare", "leaf"], "mechanism must be"),
+        (["--goals", "100", "--rounds", "64", "--compare", "leaf"], "mechanism must be"),
         (["--plot", "/nowhere/goals.png"], "cannot write a plot"),
     ],
 )

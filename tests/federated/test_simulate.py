@@ -1,7 +1,6 @@
 """Simulations: the server of a deployment, the same bits for any number of processes, and nothing shown but models."""
 
 import importlib.util
-import os
 from itertools import pairwise
 from pathlib import Path
 
@@ -249,8 +248,7 @@ def test_what_makes_no_sense_is_refused_before_a_round():
 
 
 def test_two_processes_give_the_bits_of_one_and_hear_of_each_others_ends(tmp_path, reference):
-    command = ["-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", SCRIPT, tmp_path]
-    done = processes.run(*command, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"})
+    done = processes.run_on_two_ranks("-W", "ignore", SCRIPT, tmp_path)
     for rank in (0, 1):
         assert (tmp_path / f"done {rank}").exists(), done.stderr
     assert torch.equal(torch.load(tmp_path / "models"), reference[0])

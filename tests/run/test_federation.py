@@ -228,6 +228,7 @@ def test_users_and_model_of_ones_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     options = {"dataset": "own_users:users", "rounds": 20, "report_goal": 6, "noise_multiplier": 0.1, "clip_norm": 1}
+    options["mechanism"] = "tree"
     with pytest.warns(UserWarning, match="30 users in at most 2 rounds each are 60 messages"):
         outcome = invoke("federated", *words(**options, max_participations=2), "--json")
     assert outcome.exit_code == 0, outcome.output
