@@ -181,6 +181,7 @@ def test_the_program(word2vec, tmp_path, capsys, unit, way):
     rng = np.random.default_rng(0)
     topics = [["sun", "moon", "star", "sky"], ["tea", "cup", "milk", "cake"]]
     made = [" ".join(rng.choice(topics[i % 2], 6)) for i in range(60)]
+    step = 10 if unit == "document" else 40
     corpus = tmp_path / "corpus"
     corpus.mkdir()
     for i in range(30):
@@ -189,7 +190,7 @@ def test_the_program(word2vec, tmp_path, capsys, unit, way):
     words.write_text("\n".join(topics[0] + topics[1]), encoding="utf-8")
     word2vec.main(
         f"--corpus {corpus} --words {words} --test {corpus} --unit {unit} --subsample 1 --width 8 --epochs 3 "
-        f"--batch-size 10 --epsilon 1e6 --lr 1 --vectors {tmp_path}/v.txt --certificate {tmp_path}/c.json "
+        f"--batch-size {step} --epsilon 1e6 --lr 1 --vectors {tmp_path}/v.txt --certificate {tmp_path}/c.json "
         f"--near moon --model pair {way}".split()
     )
     said = capsys.readouterr().out
@@ -202,7 +203,7 @@ def test_the_program(word2vec, tmp_path, capsys, unit, way):
         assert set(near[:3]) == {"sun", "star", "sky"}
     certificate = Certificate.load(tmp_path / "c.json")
     assert certificate.plan.dataset_size == size
-    assert certificate.plan.batch_size == 10
+    assert certificate.plan.batch_size == step
     assert (certificate.plan.selection is not None) == ("--selection" in way)
     if way == "--selection counts":
         assert certificate.plan.selection.threshold == pytest.approx(3 * certificate.plan.selection_std)
