@@ -65,11 +65,11 @@ def test_denormal_numbers_do_not_round_a_unit_over_the_bound(engine, kind, large
     module, shape = nn.Linear(*size, bias=False), (T, size[0])
     if kind == "convolution":
         module, shape = nn.Conv1d(4, 4, 3, bias=False), (4, 3)
-    for a, g in ((large, tiny), (tiny, large), (-large, tiny), (tiny, -large)):
+    for a, g in ((large, tiny), (tiny, -large)):
         x, loss = torch.full((1, *shape), a), partial(weighted, g)
         exact = norm(sums(FunctionalClipping, module.double(), x.double(), clip_norm=1e300, loss=loss))
         module.float()
-        for factor in (0.51, 0.6, 0.7, 0.9, 0.999):
+        for factor in (0.51, 0.7, 0.999):
             clip_norm = max(factor * exact, 2.0**-60)
             assert norm(sums(engine, module, x, clip_norm=clip_norm, loss=loss)) <= clip_norm
 

@@ -4,6 +4,7 @@ import copy
 import pickle
 from contextlib import contextmanager
 
+import joblib
 import numpy as np
 import pytest
 from scipy import sparse
@@ -505,7 +506,8 @@ SEARCHES = {
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", SEARCHES)
 def test_searches_and_ensembles_are_refused_with_the_reason(name):
-    with pytest.raises(Exception, match="must not fit a private learner"):
+    workers = joblib.parallel_config("multiprocessing")  # forked, where its own way imports all of it anew
+    with workers, pytest.raises(Exception, match="must not fit a private learner"):
         SEARCHES[name](made()).fit(np.where(np.arange(400)[:, None] == 3, np.nan, X) if name == "imputer" else X, Y)
 
 
