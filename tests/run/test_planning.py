@@ -15,11 +15,6 @@ from anyorder.strategy import Independent, Tree
 SIZES = {"dataset_size": 2000, "batch_size": 100, "delta": 1e-5}
 
 
-@pytest.fixture(autouse=True)
-def _no_cache(monkeypatch):
-    monkeypatch.setenv("ANYORDER_CACHE", "off")
-
-
 def test_the_noise_multiplier_is_that_of_dp_sgd():
     """q = 0.05, 3 epochs, noise multiplier 1: mu = sqrt(3), epsilon 8.385, for every loader without sampling."""
     for order in ("shuffled", "sequential", "fixed"):
