@@ -320,7 +320,7 @@ def test_whatever_a_file_holds_only_one_error_comes_out(number, tmp_path):
     good = {name: json.loads((tmp_path / name).read_text()) for name in ("c.json", "e.json")}
     assert ao.verify(tmp_path / "c.json", evidence=tmp_path / "e.json").evidence is not None
     told = []
-    for i in range(6 if plan.amplified else 150):  # a Poisson accountant takes its time
+    for i in range(6 if plan.amplified else 60):  # a Poisson accountant takes its time
         name = ("c.json", "e.json")[i % 3 == 0]
         data = json.loads(json.dumps(good[name]))
         data.pop("sha256")
