@@ -101,7 +101,7 @@ def test_no_click_is_no_row(clicks):
 
 
 @pytest.mark.parametrize(
-    ("unit", "way"), [("click", ""), ("user", "--lazy"), ("click", "--selection counts --threshold 1")]
+    ("unit", "way"), [("click", "--mechanism tree"), ("user", "--lazy"), ("click", "--selection counts --threshold 1")]
 )
 def test_the_program(clicks, log, tmp_path, capsys, unit, way):
     clicks.main(
