@@ -39,7 +39,9 @@ def run(*command, cwd, address=None):
 
 def environment(folder):
     """In which a shell's `python` is `run`; a file of that name is made in the folder."""
-    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r}); from audit import checked; checked.main()"
+    code = (
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r}); from audit import checked; checked.main()"
+    )
     words = [sys.executable, "-c", code, _server()]
     (folder / "python").write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
     (folder / "python").chmod(0o755)

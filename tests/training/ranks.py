@@ -1,4 +1,4 @@
-"""What the ranks of `test_distributed.py` do: started as by torchrun, one process for each rank, over gloo on the CPU."""
+"""What the ranks of `test_distributed.py` do: started as by torchrun, a process for each rank, over gloo on the CPU."""
 
 import dataclasses
 import faulthandler
