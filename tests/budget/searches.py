@@ -1,12 +1,17 @@
 """A small private run, for tests of searches: a noisy sum that is scaled by its settings."""
 
 import os
+import sys
 import traceback
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
 
 import anyorder as ao
+import processes
+from anyorder.budget import trials
 from anyorder.budget.search import Trial
 from anyorder.budget.trials import TrialError
 
@@ -67,3 +72,34 @@ def _line(log: Path, text: str) -> None:
     os.write(descriptor, f"{text}\n".encode())
     os.fsync(descriptor)
     os.close(descriptor)
+
+
+class Copied:
+    """In place of the interpreter of a search, without its two seconds: a copy of one that has imported torch alone.
+
+    By `monkeypatch.setattr("anyorder.budget.trials.subprocess.Popen", Copied)`.
+    """
+
+    def __init__(self, command, stdin, stdout, stderr, env):
+        jobs, asked = Pipe(duplex=False)
+        told, results = Pipe(duplex=False)
+        errors = Connection(os.dup(2 if stderr is None else stderr), readable=False)
+        self._process = processes._context.Process(target=_serve, args=(jobs, results, errors, env))
+        self._process.start()
+        self.stdin, self.stdout = (os.fdopen(os.dup(end.fileno()), mode, 0) for end, mode in ((asked, "wb"), (told, "rb")))
+        for end in (jobs, asked, told, results, errors):
+            end.close()
+
+    def wait(self):
+        self._process.join()
+
+
+def _serve(*ends):
+    *pipes, env = ends
+    for descriptor, pipe in enumerate(pipes):
+        os.dup2(pipe.fileno(), descriptor)
+        pipe.close()
+    os.environ.clear()
+    os.environ.update(env)
+    sys.path[:] = env["PYTHONPATH"].split(os.pathsep)
+    trials.serve()

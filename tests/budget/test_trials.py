@@ -17,11 +17,17 @@ import torch
 import anyorder as ao
 from anyorder.budget.search import Trial, tune
 from anyorder.errors import ArgumentError, TrainingError
+from budget.searches import Copied
 
 GIVEN = {"epsilon": 8.0, "delta": 1e-6, "plan": {"dataset_size": 12}, "runs": 6, "score": "public"}
 SPACE = {"rate": [1.0, 2.0, 3.0], "batch_size": [4], "epochs": [1]}
 KEYS = [bytes([i]) * 32 for i in range(4)]
 CALLS = []  # what a run leaves in a module, the next run would find
+
+
+@pytest.fixture
+def copied(monkeypatch):
+    monkeypatch.setattr("anyorder.budget.trials.subprocess.Popen", Copied)
 
 
 def certificate(plan):
@@ -42,7 +48,7 @@ def sequence(count):
     return [torch.nn.Linear(3, 1).weight.detach().flatten().tolist() for _ in range(count)]
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("copied")
 def test_each_run_begins_anew_and_its_generators_follow_from_the_key():
     """So nothing of the best run tells how many came before."""
     torch.manual_seed(0)
@@ -71,6 +77,7 @@ def test_functions_with_data_of_their_own_are_sent_and_results_come_back():
     assert torch.equal(found.best.result["whole"], data)
 
 
+@pytest.mark.usefixtures("copied")
 @pytest.mark.parametrize(
     ("end", "phrase"),
     [
@@ -95,6 +102,7 @@ def test_a_run_whose_process_dies_fails_as_all_others_do(end, phrase, tmp_path, 
         assert tune(drawing, SPACE, **GIVEN, key=KEYS[0], folder=tmp_path).best.result["calls"] == 1
 
 
+@pytest.mark.usefixtures("copied")
 def test_a_key_in_the_hand_of_a_run_stops_the_search():
     def trial(settings, plan, folder):
         raise KeyboardInterrupt
@@ -104,6 +112,7 @@ def test_a_key_in_the_hand_of_a_run_stops_the_search():
     assert caught.value.__context__ is None
 
 
+@pytest.mark.usefixtures("copied")
 def test_what_cannot_be_sent_is_refused_before_the_budget_is_charged(tmp_path):
     left, lock = ao.Budget(tmp_path / "people.budget", epsilon=20.0, delta=1e-5), threading.Lock()
 
@@ -154,12 +163,14 @@ def module(tmp_path, monkeypatch):
         del sys.modules[one.__name__]
 
 
+@pytest.mark.usefixtures("copied")
 def test_all_runs_read_a_file_that_was_open_before_them_from_one_place(module):
     """Copies of a process share the place, and the result told how many runs had read before. A lock is no memory."""
     found = tune(module("LOCK = multiprocessing.RLock()"), SPACE, **{**GIVEN, "runs": 3, "law": "fixed"}, key=KEYS[0])
     assert [one.result for one in found.trials] == [8, 8, 8]
 
 
+@pytest.mark.usefixtures("copied")
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="the system does not tell")
 def test_memory_that_runs_would_share_is_refused(module):
     """A counter there told how many runs came before the best."""
