@@ -9,28 +9,15 @@ import pytest
 
 import anyorder as ao
 from anyorder.budget.claim import SearchCertificate
-from anyorder.budget.search import SearchFolder, Trial, prepare, tune
+from anyorder.budget.search import SearchFolder, Trial, tune
 from budget.searches import PLAN, TARGET, InThisProcess
 
 SPACE = {"batch_size": [4, 6], "epochs": [1], "rate": [1, 2, 3, 4, 5, 6, 7]}
 
 
 @pytest.fixture(autouse=True)
-def _calibrated_once(monkeypatch):
-    monkeypatch.setattr("anyorder.budget.search.prepare", cache_of(prepare))
+def _no_processes(monkeypatch):
     monkeypatch.setattr("anyorder.budget.search.Trials", InThisProcess)
-
-
-def cache_of(call):
-    """By the text of its arguments: the same in every search here."""
-    found = {}
-
-    def cached(*args):
-        if repr(args) not in found:
-            found[repr(args)] = call(*args)
-        return found[repr(args)]
-
-    return cached
 
 
 def function(settings, plan, folder):
