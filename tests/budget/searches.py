@@ -84,14 +84,31 @@ class Copied:
         jobs, asked = Pipe(duplex=False)
         told, results = Pipe(duplex=False)
         errors = Connection(os.dup(2 if stderr is None else stderr), readable=False)
-        self._process = processes._context.Process(target=_serve, args=(jobs, results, errors, env))
-        self._process.start()
-        self.stdin, self.stdout = (os.fdopen(os.dup(end.fileno()), mode, 0) for end, mode in ((asked, "wb"), (told, "rb")))
+        self.wait = self._start((jobs, results, errors), (asked, told), env)
+        self.stdin, self.stdout = (
+            os.fdopen(os.dup(end.fileno()), mode, 0) for end, mode in ((asked, "wb"), (told, "rb"))
+        )
         for end in (jobs, asked, told, results, errors):
             end.close()
 
-    def wait(self):
-        self._process.join()
+    def _start(self, ends, own, env):
+        process = processes._context.Process(target=_serve, args=(*ends, env))
+        process.start()
+        return process.join
+
+
+class Forked(Copied):
+    """The same in a program of `processes`, which cannot ask for another: a copy of the program itself."""
+
+    def _start(self, ends, own, env):
+        if not (child := os.fork()):
+            for end in own:
+                end.close()
+            try:
+                _serve(*ends, env)
+            finally:
+                os._exit(0)
+        return lambda: os.waitpid(child, 0)
 
 
 def _serve(*ends):

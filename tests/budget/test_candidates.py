@@ -38,7 +38,9 @@ def kept(settings, plan, folder):
 def copied(request, tmp_path_factory):
     """(the folder of a run alone, with nothing of the search beside it; the search)."""
     base = tmp_path_factory.mktemp("candidates")
-    found = search(kept, FEW, runs=3, law=request.param, folder=base / "search")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("anyorder.budget.search.Trials", InThisProcess)
+        found = search(kept, FEW, runs=3, law=request.param, folder=base / "search")
     shutil.copytree(found.best.folder, base / "mine")
     return base / "mine", found
 
@@ -147,7 +149,8 @@ def test_a_search_that_was_begun_before_plans_said_so_goes_on(tmp_path, monkeypa
     assert SearchCertificate.load(tmp_path / "search.privacy.json") == found.certificate
 
 
-def test_a_search_that_has_ended_gives_the_same_again(tmp_path):
+def test_a_search_that_has_ended_gives_the_same_again(tmp_path, monkeypatch):
+    monkeypatch.setattr("anyorder.budget.search.Trials", InThisProcess)
     found = search(kept, FEW, folder=tmp_path)
     again = search(never, FEW, folder=tmp_path)
     assert again.certificate == found.certificate

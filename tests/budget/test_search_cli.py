@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 import processes
 from anyorder.app.cli import app
+from budget.searches import Copied
 
 MODULE = """
 import os
@@ -52,8 +53,19 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
+QUICK = """
+from anyorder.__main__ import main
+from anyorder.budget import trials
+from budget.searches import Forked
+
+trials.subprocess = type("subprocess", (), {"Popen": Forked, "PIPE": None})
+main()
+"""
+
+
 def process(*arguments):
-    return processes.run("-m", "anyorder", *arguments)
+    """In a process of its own, whose runs are copies of it."""
+    return processes.run("-c", QUICK, *arguments)
 
 
 def invoke(*arguments):
@@ -61,7 +73,7 @@ def invoke(*arguments):
 
 
 def test_a_search_from_the_shell_shows_the_best_and_nothing_of_the_others(place):
-    done = process(*TUNE, "--output", "found")
+    done = processes.run("-m", "anyorder", *TUNE, "--output", "found")  # the interpreter of its runs is a new one
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert "a line" not in done.stdout
@@ -141,6 +153,7 @@ def test_a_search_from_the_shell_is_entered_in_a_budget(place, monkeypatch):
     import anyorder as ao
 
     monkeypatch.syspath_prepend(place)
+    monkeypatch.setattr("anyorder.budget.trials.subprocess.Popen", Copied)
     left = ao.Budget(place / "people.budget", 20.0, 1e-5)
     grid = [*TUNE[:-2], "--law", "fixed", "--budget", "people.budget", "--output"]
     for _ in range(2):  # it goes on, or is shown again
