@@ -1,11 +1,13 @@
 """What tests of the report share: claims of many kinds, and a reader that is strict about HTML."""
 
 import re
+from functools import cache
 from html.parser import HTMLParser
 
 import anyorder as ao
 from anyorder.accounting import Gaussian
 from anyorder.accounting.amplification.methods import MonteCarlo
+from anyorder.app import html_report
 from anyorder.budget.claim import SearchCertificate, SearchClaim
 from anyorder.budget.laws import Geometric
 from anyorder.participation import BallsInBins, KnownOrder, MinSeparation, PoissonSampling, SingleEpoch
@@ -72,8 +74,15 @@ def _independent(order, **others):
     return Plan(participation=order, strategy=Independent(order.n), workload=prefix_sum(order.n), **rest)
 
 
+@cache
+def page(name):
+    """Of one of the claims, as it is without any word of an owner."""
+    return html_report(claims()[name])
+
+
+@cache
 def claims():
-    """name -> claim; one of every kind that the page tells apart."""
+    """name -> claim; one of every kind that the page tells apart. No test changes one."""
     plan = ao.plan(dataset_size=120, batch_size=10, epochs=3, epsilon=3, delta=1e-5, mechanism="tree", order="fixed")
     users = MinSeparation(40, 5, 4)
     of_users = {"participation": users, "unit": "user", "batch_size": 8, "epsilon": 2, "delta": 1e-6}

@@ -5,7 +5,7 @@ import pytest
 from anyorder.app import html_report
 from anyorder.app.report import Attacked, Shown, html_refusal
 from browser import Watched, chromium, served
-from report.pages import claims
+from report.pages import claims, page
 
 HOSTILE = '<script>document.title = "ran"</script><img src=x onerror="document.title=1">'
 RATIO = """() => {  // the least contrast of a text beside what lies behind it, and the text
@@ -33,16 +33,15 @@ RATIO = """() => {  // the least contrast of a text beside what lies behind it, 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("pages")
-    every = claims()
     shown = Shown(
         title="A training on a_name_without_any_space_in_it" * 3, accuracy=((1, 0.5), (2, 0.75), (3, 0.7)),
         training=(("model", "x" * 80), (HOSTILE, HOSTILE)), audit=Attacked(canaries=9, p_value=0.5, at_least=0.1),
         budget="ab" * 16, notes=("a" * 200,),
     )  # fmt: skip
-    made = {name: html_report(every[name]) for name in ("plan", "bins", "known", "search", "empty search", "poisson")}
-    made |= {"run": html_report(every["fixed"], shown), "refused": html_refusal(HOSTILE + "y" * 200)}
-    for name, page in made.items():
-        (path / f"{name.replace(' ', '-')}.html").write_text(page, encoding="utf-8")
+    made = {name: page(name) for name in ("plan", "bins", "known", "search", "empty search", "poisson")}
+    made |= {"run": html_report(claims()["fixed"], shown), "refused": html_refusal(HOSTILE + "y" * 200)}
+    for name, text in made.items():
+        (path / f"{name.replace(' ', '-')}.html").write_text(text, encoding="utf-8")
     (path / "favicon.ico").write_bytes(b"")
     return path
 

@@ -37,6 +37,7 @@ from anyorder.participation import SingleEpoch
 from anyorder.plan.plan import Plan
 from anyorder.strategy import BLT, Independent
 from anyorder.workload import prefix_sum
+from budget.searches import InThisProcess
 
 KEY = bytes(range(32))
 SEED = 987_654_321
@@ -48,6 +49,13 @@ def _no_cache():
     os.environ["ANYORDER_CACHE"] = "off"
     yield
     os.environ["ANYORDER_CACHE"] = kept
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_processes():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("anyorder.budget.search.Trials", InThisProcess)
+        yield
 
 
 def invoke(*arguments):

@@ -23,14 +23,14 @@ from anyorder.plan.plan import Plan
 from anyorder.plan.receipt import Receipt
 from anyorder.strategy import Independent
 from anyorder.workload import prefix_sum
-from report.pages import claims, text
+from report.pages import claims, page, text
 
 CLAIMS = claims()
 
 
 @pytest.fixture(scope="module")
 def pages():
-    return {name: html_report(claim) for name, claim in CLAIMS.items()}
+    return {name: page(name) for name in CLAIMS}
 
 
 # -- the headline -----------------------------------------------------------------------------------------------------
