@@ -1,5 +1,6 @@
 """A served page for a file's tests, and the browser, where there is one."""
 
+import contextlib
 import re
 import subprocess
 import sys
@@ -10,12 +11,10 @@ import pytest
 from browser import chromium
 
 
-@pytest.fixture(scope="session")
-def address() -> Iterator[str]:
-    """Of `anyorder planner`, on a free port."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "anyorder", "planner", "--port", "0"], stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+@contextlib.contextmanager
+def served(*program: str) -> Iterator[str]:
+    """The address that `python program` prints; it serves there until the end."""
+    process = subprocess.Popen([sys.executable, *program], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         found = re.search(r"http://127\.0\.0\.1:\d+/", process.stdout.readline())
@@ -24,6 +23,28 @@ def address() -> Iterator[str]:
     finally:
         process.terminate()
         process.communicate(timeout=30)
+
+
+@pytest.fixture(scope="session")
+def address() -> Iterator[str]:
+    """Of `anyorder planner`, on a free port."""
+    with served("-m", "anyorder", "planner", "--port", "0") as where:
+        yield where
+
+
+HURRIED = """
+from anyorder.app.planner_page import server
+
+server.BODY_SECONDS = server.HEADER_SECONDS = 0.5
+server.serve(0, lambda address: print(address, flush=True))
+"""
+
+
+@pytest.fixture(scope="session")
+def hurried() -> Iterator[str]:
+    """Of a page that waits for nobody longer than half a second."""
+    with served("-c", HURRIED) as where:
+        yield where
 
 
 @pytest.fixture(scope="module")  # no longer: while one is open, no other module of this process can open its own

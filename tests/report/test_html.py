@@ -40,7 +40,8 @@ from anyorder.plan.planner import plan_at_sigma, with_budget
 from anyorder.strategy import Independent, Tree
 from anyorder.strategy.error import row_variances
 from anyorder.workload import prefix_sum
-from report.pages import certified, claims, page, read, text
+from report import pages as made
+from report.pages import certified, claims, read, text
 
 CLAIMS = claims()
 HOSTILE = [
@@ -51,7 +52,7 @@ HOSTILE = [
 
 @pytest.fixture(scope="module")
 def pages():
-    return {name: page(name) for name in CLAIMS}
+    return {name: made.page(name) for name in CLAIMS}
 
 
 @pytest.mark.parametrize("name", CLAIMS)
