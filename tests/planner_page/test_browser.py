@@ -53,7 +53,7 @@ def answered(page):
 
 
 LINES = """() => [...document.querySelectorAll("#mechanisms tbody tr")].map((line) => [
-  line.dataset.name, [...line.querySelectorAll("td[data-value]")].map((cell) => [cell.dataset.column, cell.dataset.value]),
+  line.dataset.name, [...line.querySelectorAll("td[data-value]")].map((one) => [one.dataset.column, one.dataset.value]),
   line.querySelectorAll("button").length, line.querySelectorAll("td.lie").length,
 ])"""
 
