@@ -137,7 +137,7 @@ def test_never_worse_than_the_fit_for_a_fixed_order(kind: str, sizes: dict[str, 
 
 @pytest.mark.parametrize("objective", ["mean", "max"])
 def test_choice_is_ranked_and_true(objective: str) -> None:
-    rule = BallsInBins(2, 10)
+    rule = BallsInBins(2, 8)
     A = momentum(rule.n, 0.5)
     found = choose(A, rule, objective=objective, epsilon=2.0, delta=DELTA)
     judge = Judge(A, rule, objective, 2.0, DELTA)
@@ -164,22 +164,23 @@ def test_where_nothing_is_amplified_the_choice_is_that_of_a_known_order() -> Non
     assert best.loss == pytest.approx(math.sqrt(12) * calibrate_gaussian(2.0, DELTA) * rmse(Independent(12)))
 
 
+@pytest.mark.usefixtures("fitted_once")
 def test_budgets_hold() -> None:
     for max_state, max_cost in ((0, 1.0), (2, 8.0), (None, 4.0)):
-        for one in choose(prefix_sum(20), BallsInBins(2, 10), max_state, max_cost=max_cost, epsilon=1.0, delta=DELTA):
+        for one in choose(prefix_sum(16), BallsInBins(2, 8), max_state, max_cost=max_cost, epsilon=1.0, delta=DELTA):
             assert max_state is None or one.state_rows <= max_state
             assert one.cost <= max_cost
 
 
 def test_words_and_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANYORDER_CACHE", str(tmp_path))
-    A, rule = prefix_sum(20), BallsInBins(2, 10)
+    A, rule = prefix_sum(12), BallsInBins(2, 6)
     found = fit_named("blt, 1 buffer", A, rule, epsilon=2.0, delta=DELTA)
     assert found == fit("blt", A, rule, buffers=1, epsilon=2.0, delta=DELTA)
     assert found != fit("blt", A, rule, buffers=1, epsilon=8.0, delta=DELTA)
     [*ranking] = choose(A, rule, epsilon=2.0, delta=DELTA)
     assert fit_named("auto", A, rule, epsilon=2.0, delta=DELTA) == ranking[0].strategy
-    assert fit_named("tree", A, rule, epsilon=2.0, delta=DELTA).n == 20
+    assert fit_named("tree", A, rule, epsilon=2.0, delta=DELTA).n == 12
     with monkeypatch.context() as broken:
         broken.setattr("anyorder.optimize.candidates.amplified_fits", iter)  # which takes no such arguments
         assert choose(A, rule, epsilon=2.0, delta=DELTA) == ranking

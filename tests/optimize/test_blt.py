@@ -127,10 +127,10 @@ def test_a_million_steps() -> None:
 
 
 def test_a_long_schedule_is_cut_into_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    n = 300
-    A, participation = W.momentum(n, 0.9, W.cosine(n)), FixedOrder(n, 3, 100)
+    n = 150
+    A, participation = W.momentum(n, 0.9, W.cosine(n)), FixedOrder(n, 3, 50)
     exact = fit_blt(A, participation, 2)
-    monkeypatch.setattr("anyorder.strategy.blt.DENSE_STEPS", 100)
+    monkeypatch.setattr("anyorder.strategy.blt.DENSE_STEPS", 50)
     for objective, loss in (("mean", error.rmse), ("last", error.last_error)):
         approximate = fit_blt(A, participation, 2, objective)
         assert loss(approximate, A, participation) < 1.01 * loss(exact, A, participation)
@@ -174,7 +174,7 @@ def test_no_random_start_ends_lower(participation: Participation) -> None:
 
 
 @pytest.mark.parametrize("objective", ["mean", "max", "last"])
-@pytest.mark.parametrize("n", [1, 2, 3, 5])
+@pytest.mark.parametrize("n", [1, 2, 5])
 def test_of_few_steps_there_is_a_fit(n: int, objective: str) -> None:
     """Starts at the square root took the log of a negative number: "math domain error"."""
     for momentum in (0.0, 0.99):
