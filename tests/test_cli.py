@@ -150,7 +150,7 @@ def test_own_data_and_model(tmp_path, monkeypatch):
         (["--epsilon", "8", "--delta", "2"], "delta must lie strictly between 0 and 1"),
         (["--epsilon", "8", "--dataset", "imagenet"], "dataset must be one of"),
         (["--epsilon", "8", "--dataset", "absent_module:load"], "cannot be found"),
-        (["--epsilon", "8", "--model", "cnn"], "20 pixels"),
+        (["--epsilon", "8", "--model", "cnn", "--mechanism", "tree"], "20 pixels"),
         (["--epsilon", "8", "--batch-size", "0"], "batch_size must be"),
         (["--epsilon", "8", "--lr", "nan"], "lr must be a finite number"),
         (["--epsilon", "8", "--order", "poisson", "--mechanism", "tree"], "amplified DP-SGD"),
