@@ -162,7 +162,7 @@ def test_pure_runs_make_the_pure_search_that_is_published(law):
 
 def test_the_bound_is_never_above_those_that_are_published():
     """Rényi [Papernot, Steinke 2022, Theorems 2, 6]; by a point of the profile [Koskela, Redberg, Wang 2024]."""
-    for mu in (0.1, 1.0, 4.0):
+    for mu in (0.1, 4.0):
         for law in (Geometric(50), Logarithmic(50), NegativeBinomial(-0.5, 50), Poisson(10), Poisson(50)):
             least, profile, renyi = (
                 search_epsilon(law, Gaussian(mu), 1e-6, bound) for bound in ("least", "profile", "renyi")
@@ -170,7 +170,7 @@ def test_the_bound_is_never_above_those_that_are_published():
             assert least == profile < renyi
     law, run = Geometric(50), Gaussian(1.0)
     for epsilon in (7.0, 9.0, 12.0):
-        for e1 in np.linspace(0.5, 8.0, 40):
+        for e1 in np.linspace(0.5, 8.0, 20):
             step = (law.eta + 1) * math.log(math.exp(e1) + (1 - law.gamma) / law.gamma * run.delta(e1))
             if step < epsilon:
                 assert search_delta(law, run, epsilon) <= law.mean * run.delta(epsilon - step) * (1 + 1e-3)
@@ -196,7 +196,7 @@ def test_a_gaussian_run_comes_within_a_hundredth_of_the_bound_and_never_above(la
 
 def test_calibration_lands_at_or_just_under_the_target():
     for law in (Fixed(50), Geometric(50), Logarithmic(50), NegativeBinomial(-0.5, 50), Poisson(10)):
-        for epsilon in (0.1, 1.0, 8.0):
+        for epsilon in (0.1, 8.0):
             mu = calibrate_search(law, epsilon, 1e-6)
             assert epsilon * (1 - 1e-4) <= search_epsilon(law, Gaussian(mu), 1e-6) <= epsilon
     with pytest.raises(ArgumentError, match="no mu"):

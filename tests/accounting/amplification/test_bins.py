@@ -387,7 +387,7 @@ def test_a_nested_matrix_is_as_low_as_it_can_be():
 
 
 def test_independent_bins_are_as_by_convolution_of_lognormals():
-    diagonal = np.repeat([0.5, 0.8, 1.0], 10)
+    diagonal = np.repeat([0.5, 0.8, 1.0], 6)
     for epsilon in (0.1, 1.0):
         other = epochs_delta(diagonal[None], 0.8, epsilon)
         assert bins_delta(np.diag(diagonal), 0.8, epsilon) == pytest.approx(other, rel=0.02)
@@ -448,13 +448,13 @@ def test_a_price_nearer_to_the_tail_finds_the_smaller_bound(monkeypatch, top, wi
 
 def test_of_many_bins_some_share_a_state_and_nothing_is_lost_that_counts(monkeypatch):
     """Entries that fall off by and by: a bound with blocks beside that of each bin for itself, and samples."""
-    k = chain_matrix(60, 0.3, math.exp(-1 / 12), 0.3, 0.1)
+    k = chain_matrix(40, 0.3, math.exp(-1 / 8), 0.3, 0.1)
     monkeypatch.setattr(bins_fit, "_BLOCKS", 20)
     blocks = dominating_chains(k)
     assert {chain.blocks for chain in blocks} == {20}
-    monkeypatch.setattr(bins_fit, "_BLOCKS", 60)
+    monkeypatch.setattr(bins_fit, "_BLOCKS", 40)
     plain = dominating_chains(k)
-    assert {chain.blocks for chain in plain} == {60}
+    assert {chain.blocks for chain in plain} == {40}
     for epsilon in (0.5, 1.5):
         of_blocks, of_bins = (
             min(bins.delta_above(chain, epsilon, falling=False) for chain in chains) for chains in (blocks, plain)
