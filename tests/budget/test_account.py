@@ -77,7 +77,7 @@ def test_what_is_asked_before_an_entry_is_what_counts_after_it(tmp_path, rule):
 @pytest.mark.parametrize("rule", ["gaussian", "renyi", "planned"])
 def test_what_is_left_fits_and_a_little_more_does_not(tmp_path, rule):
     options = {"adaptive": False} if rule == "planned" else {"filter": rule}
-    limit, part = (3.0, 0.5) if rule == "planned" else (EPSILON, 1.0)  # losses of 8 take three times as long to compose
+    limit, part = (2.0, 0.35) if rule == "planned" else (EPSILON, 1.0)  # losses of 8 take long to compose
     budget = ao.Budget(tmp_path / "people.budget", limit, DELTA, **options)
     curves = Gaussian(0.4 * part), BoundedRange(0.1 * part, 20), BoundedRange(0.05 * part, 20), Gaussian(0.3 * part)
     for curve in curves:

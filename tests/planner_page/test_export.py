@@ -20,7 +20,7 @@ from plans import flat_plan
 
 ROOT = Path(__file__).parents[2]
 SMALL = Grid(
-    dataset_size=240, batch_sizes=(20, 60), epoch_counts=(2,), epsilons=(1.0, 4.0), deltas=(1e-5,),
+    dataset_size=120, batch_sizes=(20, 60), epoch_counts=(2,), epsilons=(1.0, 4.0), deltas=(1e-5,),
     orders=("shuffled", "fixed"), memories=(1, None), ratios=(0.05,),
 )  # fmt: skip
 
@@ -35,7 +35,7 @@ def test_every_number_of_the_grid_is_a_plans(data):
         order, batch, epochs, memory = key.split("|")
         for epsilon in (1, 4):
             budget = data["sigmas"][f"{epsilon}|0.00001"]
-            asked = {"dataset_size": 240, "batch_size": int(batch), "epochs": int(epochs), "order": order}
+            asked = {"dataset_size": 120, "batch_size": int(batch), "epochs": int(epochs), "order": order}
             plan = flat_plan(epsilon=epsilon, delta=1e-5, memory=int(memory) if memory else None, **asked)
             name, error, last, _, vectors, _, noise = fit["rows"][0]
             assert (fit["steps"], fit["order"]) == (plan.n, plan.participation.describe())
@@ -104,7 +104,7 @@ def test_a_page_starts_at_settings_that_it_holds():
 
 def test_a_sheet_is_a_sweep(data):
     sheet = data["sweeps"]["tree|noise|fixed||0.00001|4"]
-    plan = ao.plan(dataset_size=240, batch_size=60, epochs=2, order="fixed", epsilon=4.0, delta=1e-5, mechanism="tree")
+    plan = ao.plan(dataset_size=120, batch_size=60, epochs=2, order="fixed", epsilon=4.0, delta=1e-5, mechanism="tree")
     assert sheet["60|2"]["error"] == pytest.approx(plan.noise_error(), rel=1e-9)
     assert set(data["sweeps"]["blt|epsilon|shuffled|1|0.00001|0.05"]) == {"20|2", "60|2"}
 
