@@ -198,7 +198,7 @@ def test_replace_one_is_two_steps_and_never_above_known_batches():
 
 SMALLER = {  # of few bins, whose claims a search takes a moment for
     "bins": (BallsInBins(2, 3), BLT([0.9, 0.4], [0.2, 0.1], 6)),
-    "allocation": (RandomAllocation(2, 3), RestartedBLT([[0.9]] * 2, [[0.2]] * 2, [0.5] * 2, [1.0] * 2, 6, 3)),
+    "allocation": (RandomAllocation(2, 2), RestartedBLT([[0.9]] * 2, [[0.2]] * 2, [0.5] * 2, [1.0] * 2, 4, 2)),
 }
 
 
@@ -356,6 +356,9 @@ def test_budgets_count_amplified_plans(tmp_path):
 @pytest.mark.parametrize("name", ["bins", "allocation", "truncated", "one epoch"])
 def test_amplified_curves_compose_by_their_loss_distributions(name):
     curve = Amplified(Independent(8), BallsInBins(1, 8), 1.0, Pld()) if name == "one epoch" else made(name).curve
+    if name == "allocation":  # of two epochs
+        twice = RestartedBLT([[0.9]] * 2, [[0.2]] * 2, [0.5] * 2, [1.0] * 2, 16, 8)
+        curve = Amplified(twice, RandomAllocation(2, 8), 1.5, neighbours=curve.neighbours)
     for other in (Sampled(1.5, 0.2, 5, neighbours=curve.neighbours), curve):
         both = compose(curve, other)
         found = both.epsilon(2e-5)

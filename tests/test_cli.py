@@ -34,6 +34,7 @@ from anyorder.plan.planner import plan_at_sigma
 from plans import flat_plan
 
 SIZES = ["--dataset-size", "2000", "--batch-size", "100", "--epochs", "3"]
+FEW = ["--dataset-size", "400", "--batch-size", "100", "--epochs", "2"]
 AT = [*SIZES, "--delta", "1e-5"]
 TRAIN = ["train", "--epsilon", "8", "--mechanism", "tree", "--epochs", "1", "--batch-size", "480"]
 
@@ -204,11 +205,11 @@ def test_plan_as_json_is_the_plan(tmp_path):
 def test_plan_takes_a_selection_in_words(tmp_path):
     for words, expected in (("counts:5:0.2", Counts(5.0, share=0.2)), ("top:30", Top(30)), ("uniform:9", Uniform(9))):
         file = tmp_path / "plan.json"
-        outcome = invoke("plan", *AT, "--epsilon", "4", "--selection", words, "--save", file)
+        outcome = invoke("plan", *FEW, "--delta", "1e-5", "--epsilon", "4", "--selection", words, "--save", file)
         assert outcome.exit_code == 0, outcome.output
         assert "selection" in outcome.stdout
         found = Plan.load(file)
-        shared = {"dataset_size": 2000, "batch_size": 100, "epochs": 3, "epsilon": 4, "delta": 1e-5}
+        shared = {"dataset_size": 400, "batch_size": 100, "epochs": 2, "epsilon": 4, "delta": 1e-5}
         assert found == flat_plan(**shared, selection=expected)
     for words in ("counts", "counts:a", "counts:1:2:3", "top:1.5", "uniform:1:1", "lots:3", "counts:1:1.5", "top:0"):
         outcome = invoke("plan", *SIZES, "--epsilon", "4", "--selection", words)
