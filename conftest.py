@@ -17,6 +17,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy and torch are impo
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 import pytest
+import torch
 from sybil import Sybil
 from sybil.parsers.markdown import SkipParser
 
@@ -29,6 +30,15 @@ def _flushed(descriptor: int) -> None:
 
 
 os.fsync = os.fdatasync = _flushed  # type: ignore[assignment]
+
+
+def _forgotten(call: Any, **given: Any) -> None:
+    """A seed for a device that is not there: torch keeps it with the whole stack in words, at each `manual_seed`."""
+
+
+for _device in (torch.cuda, torch.xpu):
+    if not _device.is_available():
+        _device.random._lazy_call = _forgotten  # type: ignore[attr-defined]
 sys.dont_write_bytecode = False
 gc.disable()  # till tests are collected: passes over what is imported and never goes are a quarter of that time
 _cache = tempfile.TemporaryDirectory()

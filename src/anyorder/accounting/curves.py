@@ -76,7 +76,7 @@ class _OfLosses(TradeOff):
 
     def epsilon(self, delta: float) -> float:
         """An epsilon that holds at delta, at or above the smallest; see `poisson_epsilon`."""
-        return mixed_epsilon([_part(self)], checks.probability("delta", delta))  # type: ignore[arg-type]
+        return mixed_epsilon((_part(self),), checks.probability("delta", delta))  # type: ignore[arg-type]
 
     def delta(self, epsilon: float) -> float:
         """A delta that holds at epsilon, at or above the smallest, and never below 1e-16 a step where sampled."""
@@ -311,11 +311,11 @@ def _normal(parts: "tuple[Single, ...]") -> "tuple[Single, ...]":
     return found
 
 
-def _variants(parts: "tuple[Single, ...]") -> Iterator[list[Part]]:
+def _variants(parts: "tuple[Single, ...]") -> Iterator[tuple[Part, ...]]:
     """What is composed, in all cases of which the worst counts: a unit's groups in truncated samplings have sizes."""
     sizes = [variants_of(part) if type(part) is Amplified else (0,) for part in parts]
     for chosen in product(*sizes):
-        yield [_part(part, size) for part, size in zip(parts, chosen, strict=True)]
+        yield tuple(map(_part, parts, chosen))
 
 
 def _losses(of: "tuple[Amplified, int]", pld: Any, interval: float) -> Any:

@@ -92,7 +92,7 @@ def poisson_epsilon(noise_multiplier: float, sampling_probability: float, steps:
     Raises: ArgumentError; MissingDependencyError without dp-accounting.
     """
     part = check_sampled(noise_multiplier, sampling_probability, steps)
-    return mixed_epsilon([part], checks.probability("delta", delta))
+    return mixed_epsilon((part,), checks.probability("delta", delta))
 
 
 def calibrate_poisson(epsilon: float, delta: float, sampling_probability: float, steps: int) -> float:
@@ -125,7 +125,7 @@ def rough_poisson(epsilon: float, delta: float, sampling_probability: float, ste
 
 def _epsilon_at(q: float, steps: int, delta: float, epsilon: float, coarse: float) -> Callable[[float], float]:
     """By how much epsilon is above the target, as a share of it, of the logarithm of sigma; falling."""
-    return lambda x: mixed_epsilon([(math.exp(x), q, steps)], delta, coarse) / epsilon - 1
+    return lambda x: mixed_epsilon(((math.exp(x), q, steps),), delta, coarse) / epsilon - 1
 
 
 @lru_cache(maxsize=64)
@@ -171,7 +171,8 @@ def _sampling(value: float) -> float:
     return checks.real("sampling_probability", checks.positive("sampling_probability", value), high=1.0)
 
 
-def mixed_epsilon(parts: Sequence[Part], delta: float, coarse: float = 1.0) -> float:
+@lru_cache(maxsize=64)
+def mixed_epsilon(parts: tuple[Part, ...], delta: float, coarse: float = 1.0) -> float:
     """The epsilon of several mechanisms on the same units together, at or above the true one; see `poisson_epsilon`.
 
     Args:
