@@ -28,8 +28,6 @@ CHECKPOINT = f"{SECRET}/checkpoint.pt"  # it holds the noise key
 EVIDENCE = f"{SECRET}/run.evidence.json"  # who was in which step
 ACCURACY_PLOT = "accuracy.png"
 NOISE_PLOT = "noise.png"
-
-
 _LOCK = ".lock"
 _BEGINNING = {".gitignore", PLAN, METRICS, BUDGET, _LOCK, SECRET}
 

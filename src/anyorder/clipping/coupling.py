@@ -144,8 +144,6 @@ def _of_nobody() -> int:
 SETTING = (type(None), bool, int, float, str)
 _PLAIN = frozenset(SETTING)
 _CONTAINERS = frozenset({tuple, list, set, dict, OrderedDict})
-
-
 _DATACLASS = "say once that it is a container, torch.export.register_dataclass(its class), or give its tensors"
 
 

@@ -53,8 +53,6 @@ BLOCK = 2**20
 
 
 ROWS = 2**12  # terms of a weighted sum that are added up in float32 at a time; such pieces are added in float64
-
-
 SHORT_PIECE = 64
 SMALL = 2**15  # numbers that are fast in float64
 LARGE = 2.0**30  # what multiplies a weighted tensor in float32 at most; so what underflows in that cannot be seen

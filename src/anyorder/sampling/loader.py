@@ -53,8 +53,6 @@ from anyorder.sampling.shapes import (
 _END = object()
 _AS_IT_IS = nullcontext()
 _TOLD = {"dataset", "sampler", "batch_size", "batch_sampler", "drop_last", "num_workers", "collate_fn", "pin_memory"}
-
-
 Indices = NDArray[np.int64]
 
 Unit = str | int | Callable[[Any], Any] | None
@@ -262,6 +260,8 @@ class PrivateLoader:
         with self._drawing("iteration", position) if self._draws_here else nullcontext():
             unseen = getattr(DataLoader.__iter__, "__globals__", {}).get("__name__") == DataLoader.__module__
             at_once = self._rows is not None and unseen  # else somebody looks on
+            if batches is not None:
+                batches.as_they_are = at_once
             iterator = map(self._take, self._loader.batch_sampler) if at_once else iter(self._loader)
         sent, begun = None, [] if self._rows is None else versions_of(self._rows)
         if batches is not None:
@@ -365,7 +365,7 @@ class PrivateLoader:
         groups = numbered(units)
         return found.of_units(np.append(groups, len(groups) + np.arange(padding)))
 
-    def _units(self, batch: Any, sent: deque[list[int]] | None) -> tuple[Units, int]:
+    def _units(self, batch: Any, sent: deque[Any] | None) -> tuple[Units, int]:
         """One id for each example, and how many rows behind them fill the batch up."""
         if sent is None:
             return extract_units(batch, self._unit), 0
@@ -383,7 +383,7 @@ class PrivateLoader:
                     "give each example the same id whenever it is read"
                 )
             return units, padding
-        indices = as_units(listed[: len(listed) - padding])
+        indices = listed.copy() if type(listed) is np.ndarray else as_units(listed[: len(listed) - padding])
         if not isinstance(indices, list) and indices.min(initial=0) < 0:
             raise LoaderError(f"the sampler gave index {indices.min()}: a negative index is an example's second name")
         return (indices if isinstance(indices, list) else self._origins.names(indices)), padding
@@ -455,23 +455,26 @@ class _ResumedBatches:
     Attributes:
         epoch, start: where the next iteration begins.
         is_told: whether a batch's position goes with its indices, for draws that have it in their address.
-        sent: index lists of the current iteration whose batches are still to come.
+        as_they_are: whether arrays of indices may be given, and not lists alone.
+        sent: indices of the current iteration whose batches are still to come.
     """
 
     def __init__(self, order: Order) -> None:
         self.order = order
         self.epoch = self.start = 0
-        self.is_told = False
-        self.sent: deque[list[int]] = deque()
+        self.is_told = self.as_they_are = False
+        self.sent: deque[Any] = deque()
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[Any]:
         self.sent = deque()
-        return self._noted(self.order.batches(self.epoch, self.start), self.sent, self.position)
+        batches: Callable[[int, int], Iterator[Any]] = self.order.arrays or self.order.batches
+        return self._noted(batches(self.epoch, self.start), self.sent, self.position)
 
-    def _noted(self, batches: Iterator[list[int]], sent: deque[list[int]], position: int) -> Iterator[list[int]]:
+    def _noted(self, batches: Iterator[Any], sent: deque[Any], position: int) -> Iterator[Any]:
         for place, batch in enumerate(batches, position):
             sent.append(batch)
-            yield BatchIndices(batch, place) if self.is_told else batch
+            given = batch if self.as_they_are or self.order.arrays is None else batch.tolist()
+            yield BatchIndices(given, place) if self.is_told else given
 
     def __len__(self) -> int:
         return self.order.steps - self.start

@@ -585,6 +585,7 @@ class Order:
         repeatable: whether `batches` is a function of its arguments.
         is_stated: whether the shuffles are drawn from a key of the loader's own, and not from the run's.
         probability: of each example in each step, under Poisson sampling.
+        arrays: `batches` as int64 arrays, of an order that has them.
     """
 
     kind: Kind
@@ -599,6 +600,7 @@ class Order:
     repeatable: bool = True
     is_stated: bool = False
     probability: float | None = None
+    arrays: Callable[[int, int], Iterator[Indices]] | None = None
 
     @property
     def known_beforehand(self) -> bool:
@@ -673,15 +675,18 @@ def _indexed_order(loader: DataLoader[Any], read: IndexedBatches, seed: int | by
     assert stream.draw is not None
     indices, keyed = stream.draw(seed)
 
-    def batches(epoch: int, start: int) -> Iterator[list[int]]:
+    def arrays(epoch: int, start: int) -> Iterator[Indices]:
         chosen = indices(epoch)
-        return (chosen[i * size : (i + 1) * size].tolist() for i in range(start, steps))
+        return (chosen[i * size : (i + 1) * size] for i in range(start, steps))
+
+    def batches(epoch: int, start: int) -> Iterator[list[int]]:
+        return map(np.ndarray.tolist, arrays(epoch, start))
 
     members = np.arange(stream.total) if stream.members is None else stream.members
     is_stated = type(getattr(_batcher(loader), "sampler", None)) is EpochShuffleSampler
     return Order(
         stream.kind, stream.phrase, batches, steps, size, len(members), members, stream.ranks, keyed,
-        is_stated=is_stated,
+        is_stated=is_stated, arrays=arrays,
     )  # fmt: skip
 
 

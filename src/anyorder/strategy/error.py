@@ -38,8 +38,6 @@ from anyorder.workload.given import GivenWorkload
 __all__ = ["last_error", "max_error", "rmse", "row_variances"]
 
 Floats = NDArray[np.float64]
-
-
 COLUMN_STEPS = 16384  # up to which the columns of K are made one after the other
 
 

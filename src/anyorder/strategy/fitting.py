@@ -15,8 +15,6 @@ from anyorder.strategy.base import Strategy
 from anyorder.workload import Workload, weighted
 
 Floats = NDArray[np.float64]
-
-
 Valued = tuple[float, Floats]
 """A value and its gradient."""
 

@@ -18,8 +18,6 @@ from anyorder.strategy.bound import TOLERANCE, Bound, UnitSquares, Visits, from_
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
-
-
 _MAX_PATTERNS = 2000  # tried one by one; the closed bounds take about as long
 _NOISE = 1e-12  # entries of X this small against its diagonal are rounding errors
 

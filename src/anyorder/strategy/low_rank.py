@@ -19,8 +19,6 @@ from anyorder.strategy.toeplitz import delays
 from anyorder.workload import Workload
 
 Floats = NDArray[np.float64]
-
-
 PENALTY = 1e-12  # ridge of the alternating least squares, relative to the largest entry: keeps them solvable, no more
 SWEEPS = 200
 _UNIT = 2.0**-16

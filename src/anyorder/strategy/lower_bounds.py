@@ -20,8 +20,6 @@ from anyorder.strategy.fitting import OBJECTIVES, disjoint
 from anyorder.workload import Workload
 
 Floats = NDArray[np.float64]
-
-
 _PATTERN = 32  # steps of a pattern whose correlations are optimised; longer ones are split
 _COARSE = 256  # steps of the coarse problems
 _COLUMNS = 32  # of A that are made at once

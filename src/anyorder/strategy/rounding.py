@@ -32,8 +32,6 @@ from numpy.typing import NDArray
 from anyorder.strategy.base import Strategy
 
 Floats = NDArray[np.float64]
-
-
 UNIT = 2.0**-24  # half the distance from 1 to the next float32
 MOST = 0.01  # more than this is no rounding
 

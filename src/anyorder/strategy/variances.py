@@ -23,8 +23,6 @@ from anyorder.workload import Workload
 from anyorder.workload.given import GivenWorkload
 
 Floats = NDArray[np.float64]
-
-
 Way = Callable[[Floats, Floats], Floats]
 """(n,) Var p_t from M (n, 2, 2) and N (n, 2), see `by_recurrence`."""
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from anyorder.clipping.norms import accumulator_dtype, count_of
 from anyorder.errors import ArgumentError, ModelError, PlanError, TrainingError
 from anyorder.plan.plan import Plan
-from anyorder.release.attached_tables import coalesced
+from anyorder.release.attached_tables import LazyRows, coalesced
 from anyorder.release.release import Release
 from anyorder.sparse.lazy_table import LazyTable, stand_ins_allowed
 from anyorder.sparse.select import SelectedTables, warn_of_chances
@@ -116,7 +116,8 @@ class TrainedTables:
         for name, table in self._lazy.items():
             total = sums[name].coalesce()
             table.lr = float(_group_of(self._optimizer, self.named[name])["lr"])
-            parts.append(table.rows(total.indices()[0], total.values()))
+            # Clipped sums of distinct rows, which nobody else has: they are neither looked at nor copied.
+            parts.append(LazyRows(table, total.indices()[0].cpu().numpy(), total.values()))
         return parts
 
     def check_step(self) -> None:
