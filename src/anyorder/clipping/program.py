@@ -385,7 +385,9 @@ class Replay:
 
 # -- forward and backward --------------------------------------------------------------------------------------------
 
-TAPE_BYTES = 2**24  # of all that a pass makes, up to which it is taped: for larger ones the calls of Python are nothing
+TAPE_BYTES = (
+    2**26
+)  # of all that a pass makes, up to which it is taped: all is held meanwhile, and one of more gains little
 TAPE_TRIES = 3  # a batch whose loss is never taken leaves no tape
 
 
