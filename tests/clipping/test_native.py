@@ -434,3 +434,29 @@ def test_no_rounding_carries_a_table_over_the_norm():
         (clipping.forward(arguments, {}, receive=found.append, **options).square().mean() * 1e3).backward()
         norms.append(float(torch.cat([x.to_dense().double().flatten() for x in found[0].values()]).norm()))
     assert 0.7 * (1 - 1e-6) < min(norms) <= max(norms) <= 0.7
+
+
+@pytest.mark.parametrize("default", [torch.float64, torch.float16])
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_what_a_script_makes_torchs_defaults_is_no_memory_of_the_library(default, device):
+    """Numbers of float32 went into memory of another size: a step moved by 10^5 clip norms, or broke the heap."""
+    torch.manual_seed(0)
+    model, x = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.Flatten(), torch.nn.Linear(8, 3)), None
+    for module, shape in ((model, (1, 4, 4)), (torch.nn.Linear(5, 3), (5,)), (Rows(), None)):
+        x = (torch.randn(4, *shape),) if shape else (torch.arange(12).view(4, 3), torch.ones(4, 1))
+        tables = {"table.weight": InPlace(module.table.weight)} if shape is None else {}
+        clipping, found = GhostClipping(module, tables=tables), []
+        groups, one = torch.arange(4), torch.ones(())
+        for changed in (False, False, False, False, True):
+            try:
+                if changed:
+                    torch.set_default_dtype(default)
+                    torch.set_default_device(device)
+                outputs = clipping.forward(x, {}, groups=groups, clip_norm=0.1, scale=4.0, receive=found.append)
+                outputs.square().sum().backward(one)
+            finally:
+                torch.set_default_dtype(torch.float32)
+                torch.set_default_device(None)
+        for name, value in found[-1].items():
+            assert value.dtype == torch.float32
+            assert torch.allclose(value.to_dense(), found[-2][name].to_dense(), rtol=1e-5, atol=1e-7)

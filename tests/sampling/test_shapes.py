@@ -271,9 +271,18 @@ def test_rows_that_are_taken_at_once_are_those_that_torch_stacks(tensor):
     assert torch.equal(Stacked(default_collate, data)([1, 2])[0], default_collate([data[1], data[2]])[0])
 
 
+def exchanged_for_equal_ids(data):
+    """Tensors that may stand where others stood."""
+    made = [t.roll(3, 0).numpy() for t in data.tensors]
+    data.tensors = ()
+    data.tensors = tuple(map(torch.from_numpy, made))
+
+
 @pytest.mark.parametrize("change", [
     lambda data: setattr(data, "tensors", tuple(t.roll(3, 0) for t in data.tensors)),
     lambda data: data.tensors[0].copy_(data.tensors[0].roll(3, 0)),
+    lambda data: setattr(data.tensors[0], "data", data.tensors[0].roll(3, 0)),
+    exchanged_for_equal_ids,
 ])  # fmt: skip
 def test_rows_may_not_be_others_within_an_epoch(change):
     data = TensorDataset(torch.arange(12.0).reshape(6, 2), torch.arange(6))
@@ -285,6 +294,31 @@ def test_rows_may_not_be_others_within_an_epoch(change):
     with pytest.raises(LoaderError, match="within an epoch"):
         next(rows)
     assert len(list(loader)) == 2
+
+
+class Zero(int):
+    """A number that reads as another one, where it is an index."""
+
+    def __index__(self):
+        return 0
+
+    __int__ = __index__
+
+
+def test_rows_are_read_by_the_numbers_that_name_units():
+    class Batches:
+        def __iter__(self):
+            yield from ([Zero(0), Zero(1)], [Zero(2), 3])
+
+        def __len__(self):
+            return 2
+
+    taken = []
+    loader = PrivateLoader(
+        DataLoader(TensorDataset(torch.arange(4)), batch_sampler=Batches()), seed=0,
+        on_batch=lambda units, position: taken.append(list(units)),
+    )  # fmt: skip
+    assert [x.tolist() for (x,) in loader] == taken == [[0, 1], [2, 3]]
 
 
 class OneAtATime(Tensor):
@@ -570,4 +604,4 @@ def test_a_value_of_one_row_is_not_one_row_of_each():
     (batch,) = loader
     assert len(batch) == 4
     with pytest.raises(ModelError, match="not one row for each example"):
-        watch.outputs(torch.zeros(4, requires_grad=True) + 0, 2 * batch[0]["box"])
+        watch.outputs(torch.zeros(4, requires_grad=True) + 0, [2 * batch[0]["box"]])

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import anyorder as ao
 from anyorder.clipping import ExampleLoss
-from anyorder.errors import AnyorderError
+from anyorder.errors import AnyorderError, ModelError
 
 ROWS = 4
 
@@ -475,7 +475,27 @@ def in_a_hook(register):
     return {"before": before, "between": lambda loop: loop.kept.setdefault("seen", loop.x[0, 0])}
 
 
+def of_rows(loop, outputs):
+    return (outputs * loop.given.detach()).sum(1).mean()
+
+
+AGAIN = {  # a row of the batch in the place of several
+    "an index": lambda x: x[torch.tensor([0, 0, 3, 0])],
+    "one row": lambda x: x[[0, 0, 0, 0]],
+    "stacked rows": lambda x: torch.stack([x[0], x[0], x[0], x[1]]),
+    "joined rows": lambda x: torch.cat([x[i : i + 1] for i in (0, 0, 3, 0)]),
+    "joined halves": lambda x: torch.cat([x[:2], x[:2]]),
+    "without gradients": torch.no_grad()(lambda x: x[[0, 0, 3, 0]]),
+}
+INTO_ITSELF = {  # what `out=` leaves in a tensor of the batch
+    "centred": lambda x: torch.sub(x, 9 * x.mean(0), out=x),
+    "a product of matrices": lambda x: torch.mm(x @ x.T, x * 1, out=x),
+    "rows that were chosen": lambda x: torch.index_select(x * 1, 0, torch.zeros(4, dtype=torch.long), out=x),
+    "a copy": lambda x: torch.sub(x, 9 * x.mean(0), out=x * 1),
+}
 ATTACKS = {
+    **{f"given: {name}": {"before": lambda loop, make=make: setattr(loop, "given", make(loop.x)), "loss": of_rows}
+       for name, make in {**AGAIN, **INTO_ITSELF}.items()},
     "a hook before the step": in_a_hook(lambda optimizer, hook: optimizer.register_step_pre_hook(hook)),
     "a hook after the step": in_a_hook(lambda optimizer, hook: optimizer.register_step_post_hook(hook)),
     **{f"{name}, in its batch": {"before": lambda loop, make=make: setattr(loop, "constant", make(loop.x))}
@@ -787,3 +807,44 @@ def test_what_makes_a_tensor_of_a_tensor_is_as_torch_makes_it():
             assert np.array_equal(made.numpy(), expected.numpy())
             shares = made.data_ptr() == t.data_ptr()
             assert shares == (expected.data_ptr() == plain.data_ptr())
+
+
+class Elsewhere(nn.Module):
+    """A layer times a tensor that is no parameter of it."""
+
+    def __init__(self, held):
+        super().__init__()
+        self.layer, self.held = nn.Linear(3, 3), held
+
+    def forward(self, x):
+        return self.layer(x) * self.held()
+
+
+def in_a_list(scale):
+    kept = [scale]
+    return Elsewhere(lambda: kept[0])
+
+
+def in_a_module_of_nobody(scale):
+    other = nn.Linear(3, 3)
+    other.weight = nn.Parameter(torch.diag(scale.detach()))
+    return Elsewhere(lambda: other(torch.ones(3)))
+
+
+def in_a_hook_of_a_layer(scale):
+    model = Elsewhere(lambda: 1.0)
+    model.layer.register_forward_hook(lambda module, args, output: output * scale)
+    return model
+
+
+@pytest.mark.parametrize("chunk_size", [None, 2])
+@pytest.mark.parametrize("make", [in_a_list, in_a_module_of_nobody, in_a_hook_of_a_layer])
+def test_what_the_model_trains_and_does_not_have_is_refused(make, chunk_size):
+    """It got the gradients of single examples, as they were."""
+    model = make(nn.Parameter(torch.ones(3)))
+    loader = DataLoader(TensorDataset(torch.ones(8, 3)), 4)
+    plan = ao.plan(loader=loader, epochs=1, epsilon=8, delta=1e-5, mechanism="independent")
+    engine, optimizer = ao.PrivacyEngine(plan), torch.optim.SGD(model.parameters(), lr=0.1)
+    private, _, loader = engine.make_private(model, optimizer, loader, chunk_size=chunk_size)
+    with pytest.raises(ModelError, match="none of its parameters"):
+        private(next(iter(loader))[0])

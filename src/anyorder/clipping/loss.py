@@ -56,6 +56,7 @@ from anyorder import checks
 from anyorder.clipping import torch_private as private
 from anyorder.clipping.coupling import check_argument, check_nothing_kept, written_since
 from anyorder.clipping.rows import (
+    STACKED,
     TOTAL,
     ByRow,
     Coupled,
@@ -67,6 +68,7 @@ from anyorder.clipping.rows import (
     Total,
     has_secret_shape,
     keeps_memory,
+    repeats_rows,
     shape_text,
 )
 from anyorder.clipping.torch_private import pytree
@@ -348,6 +350,12 @@ class LossWatch:
                     "would reach the gradients of this one. Begin each batch again, or put a whole sequence into a row"
                 )
             state = tape.states[number]
+            if state == STACKED or (isinstance(state, ByRow) and repeats_rows(state)):
+                raise ModelError(
+                    "the model was given some rows of the batch several times, or rows that were stacked anew: one "
+                    "example would be clipped as several. Give it the rows as the loader did, and draw rows again in "
+                    "the sampler or the data set"
+                )
             as_it_came = state is _OF_BATCH and any(root.number == number for root in tape.roots)
             if isinstance(state, Coupled) and not as_it_came:
                 raise ModelError(
@@ -697,6 +705,11 @@ class _Tape:
         if writes or norm or (kwargs and kwargs.get("out") is not None):
             targets = _targets(func, args, kwargs)
             _check_targets(targets)
+            if any(type(one) is _Watched for one in pytree.tree_leaves(kwargs.get("out"))):
+                raise ModelError(
+                    "out= writes into a tensor of the batch, of which it is not followed whose rows it has then: take "
+                    "what the function returns, x = torch.sub(x, mean), or write x.sub_(mean)"
+                )
         before = None if own else written_to.detach().as_subclass(Tensor).clone()
         if not own:
             _keep_line(_escapes(self, written_to))

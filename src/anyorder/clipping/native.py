@@ -41,6 +41,10 @@ def describe() -> str:
     return f"compiled, {PATHS[path]}" if path is not None else f"torch ({_missing()})"
 
 
+_empty = functools.partial(torch.empty, dtype=torch.float32, device="cpu")
+"""Memory that the library writes: what a script makes torch's default says nothing of it."""
+
+
 def warn_if_missing(size: int) -> None:
     """Once, for a model of many parameters: say that torch does what the library would, and what to do."""
     if size >= _LARGE and os.environ.get("ANYORDER_KERNEL") != "reference" and not available():
@@ -93,8 +97,7 @@ def convolution(
     library, path = _library(), _path() if path is None else path
     assert library is not None
     x, g = x.resolve_neg(), g.resolve_neg()  # memory as it is read
-    out = torch.empty(len(x), *kernel, x.shape[1], g.shape[1])
-    norms = torch.empty(len(x), dtype=torch.float64)
+    out, norms = _empty(len(x), *kernel, x.shape[1], g.shape[1]), _empty(len(x), dtype=torch.float64)
     values = (
         x.data_ptr(), g.data_ptr(), out.data_ptr(), norms.data_ptr(), *x.shape, *g.shape[1:], *kernel, *stride,
         *padding, dilation, *x.stride(), *g.stride(),
@@ -110,7 +113,7 @@ def squares(rows: Tensor, path: int | None = None) -> Tensor:
     library, path = _library(), _path() if path is None else path
     assert library is not None
     rows = rows.resolve_neg()
-    result = torch.empty(len(rows), dtype=torch.float64)
+    result = _empty(len(rows), dtype=torch.float64)
     threads = torch.get_num_threads()
     library.anyorder_squares(
         rows.data_ptr(), *rows.shape, rows.stride(0), result.data_ptr(), path, threads,
@@ -145,7 +148,7 @@ def clip(
             0 if a is None else a.shape[1], g.shape[1], 0 if a is None else a.stride(0), g.stride(0),
         )  # fmt: skip
     batch = len(layers[0][1])
-    weights, job = torch.empty(batch), (ctypes.c_int64 * len(values))(*values)
+    weights, job = _empty(batch), (ctypes.c_int64 * len(values))(*values)
     bad = library.anyorder_clip(job, len(layers), batch, scale, clip_norm, large, weights.data_ptr(), path)
     return bad, weights
 
@@ -204,7 +207,7 @@ def add_rows(g: Tensor, weights: Tensor, place: NDArray[np.int64], rows: int) ->
     """
     library = _library()
     assert library is not None
-    sums = torch.empty(rows, g.shape[2])
+    sums = _empty(rows, g.shape[2])
     finite = library.anyorder_add_rows(
         g.data_ptr(), place.ctypes.data, weights.data_ptr(), len(place), g.shape[1], g.shape[2], sums.data_ptr(), rows
     )
@@ -245,8 +248,8 @@ def _path() -> int | None:
 
 def _agrees(path: int) -> bool:
     """Whether it makes the gradients that torch makes: of integers, whose sums are exact."""
-    x = (torch.arange(2 * 5 * 7 * 12) * 37 % 17 - 8).float().view(2, 5, 7, 12)
-    g = (torch.arange(2 * 37 * 3 * 4) * 29 % 13 - 6).float().view(2, 37, 3, 4)
+    x = (torch.arange(2 * 5 * 7 * 12, device="cpu") * 37 % 17 - 8).float().view(2, 5, 7, 12)
+    g = (torch.arange(2 * 37 * 3 * 4, device="cpu") * 29 % 13 - 6).float().view(2, 37, 3, 4)
     patches = F.unfold(x, (4, 5), padding=(1, 2), stride=(2, 3)).view(2, 5, 4, 5, 12)
     expected = torch.einsum("bchwt,bot->bhwco", patches.double(), g.flatten(2).double())
     made, norms = convolution(x, g, (4, 5), (2, 3), (1, 2), 1, path)

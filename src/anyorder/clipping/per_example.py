@@ -440,6 +440,7 @@ class Pass:
         ):
             differentiable, others = for_each_example(example, token, *copies, *tensors)
         tracer.forget()
+        _check_leaves(differentiable, {root, *self._module.parameters()})  # whose gradients the engine looks at
         written = [n for (n, p), v in zip(self.parameters.items(), versions, strict=True) if p._version != v]
         if written:
             raise ModelError(
@@ -718,7 +719,7 @@ class AtOnce:
 
     def sums(self, rows: Iterable[Any], scale: float, clip_norm: float, units: UnitMap) -> Sums | None:
         """The sums, of each parameter's `Rows`. None where the numbers ask for float64."""
-        parts = torch.empty(self._total).split_with_sizes(self._sizes)
+        parts = torch.empty(self._total, dtype=torch.float32, device="cpu").split_with_sizes(self._sizes)
         sums: dict[str, Tensor] = {}
         layers: list[tuple[Tensor | None, Tensor, Tensor | None]] = []
         read: list[tuple[str, Tensor, native.Ranked]] = []
@@ -801,6 +802,27 @@ def _in_shape(part: ParameterView, values: Tensor, parameter: Tensor) -> Tensor:
     for row, value in zip(result, values, strict=True):
         part.of(row).copy_(value)
     return result
+
+
+def _check_leaves(outputs: Tensors, known: set[Tensor]) -> None:
+    """Refuse a model that reads a tensor which needs gradients and is no parameter of it: it would get its own.
+
+    Raises: ModelError.
+    """
+    seen, nodes = set[Any](), [t.grad_fn for t in outputs]
+    while nodes:
+        node: Any = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if leaf is not None and leaf not in known:
+            raise ModelError(
+                "the model reads a tensor that requires gradients and is none of its parameters, from a list, a global "
+                "or a closure perhaps: it would get the gradients of single examples, without noise. Register it "
+                "(nn.Parameter as an attribute, nn.ParameterList), or let it need no gradient"
+            )
+        nodes += [one for one, _ in node.next_functions]
 
 
 class _Root(torch.autograd.Function):

@@ -125,7 +125,7 @@ _MASKED_MEAN = Coupled(
 )
 
 
-_STACKED = NoRule("cat along the batch")
+STACKED = NoRule("cat along the batch")
 """Of two views of a batch, one below the other: `torch.cat([a, b])`."""
 
 
@@ -162,12 +162,14 @@ def result_states(call: AtenCall, results: Sequence[Tensor]) -> list[State]:
 
 def _is_outer(call: AtenCall, result: Tensor) -> bool:
     """Whether rows of stacked views meet all others (similarities): of each row alone it would be another number."""
-    stacked = [t.shape for t, s in zip(call.tensors, call.states, strict=True) if s == _STACKED]
+    stacked = [tuple(t.shape) for t, s in zip(call.tensors, call.states, strict=True) if s == STACKED]
+    stacked = [(1,) * (result.dim() - len(shape)) + shape for shape in stacked]  # as they meet
     if call.name == "expand" and stacked:
-        given = (1,) * (result.dim() - len(stacked[0])) + tuple(stacked[0])
-        return any(one == 1 < size and size in given for one, size in zip(given, result.shape, strict=True))
-    outer = call.pointwise and result.shape not in stacked
-    return len(stacked) > 1 and (outer or (call.name in _PRODUCTS and len(stacked[0]) < 3))
+        return stacked[0][:1] == (1,) and result.shape[0] in stacked[0][1:]
+    first = {shape[:1] for shape in stacked}
+    outer = call.pointwise and len(first) > 1
+    product = call.name in _PRODUCTS and (result.dim() < 3 or (1,) in first)
+    return len(stacked) > 1 and (outer or product)
 
 
 def _has_all_rows(call: AtenCall, state: State, result: Tensor) -> bool:
@@ -473,7 +475,7 @@ def _concatenated(call: AtenCall, results: Sequence[Tensor]) -> State:
         return NoRule(call.name)
     if call.name == "stack":
         return state._replace(dim=state.dim + (dim <= state.dim))
-    return _STACKED if dim == state.dim else state
+    return STACKED if dim == state.dim else state
 
 
 # -- lookups ---------------------------------------------------------------------------------------------------------
@@ -546,6 +548,11 @@ def _indexed(call: AtenCall, results: Sequence[Tensor]) -> State:
 def _taken(state: ByRow, rows: list[int], size: int) -> ByRow:
     """These rows of what has so many, in this order."""
     return state if rows == list(range(size)) else state._replace(axis=(*state.axis, ("index", *rows)))
+
+
+def repeats_rows(state: ByRow) -> bool:
+    """Whether a row of the batch may stand in several places."""
+    return any(kind == "index" and len(set(rows)) < len(rows) for kind, *rows in state.axis[1:])
 
 
 def _mask_selected(call: AtenCall, results: Sequence[Tensor]) -> State:

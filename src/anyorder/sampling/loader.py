@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -263,7 +264,7 @@ class PrivateLoader:
             if batches is not None:
                 batches.as_they_are = at_once
             iterator = map(self._take, self._loader.batch_sampler) if at_once else iter(self._loader)
-        sent, begun = None, [] if self._rows is None else versions_of(self._rows)
+        sent, (held, begun) = None, ((), []) if self._rows is None else versions_of(self._rows)
         if batches is not None:
             sent = batches.sent
             batches.go(batches.epoch + 1, 0)  # for the next iteration; this one has begun
@@ -282,7 +283,8 @@ class PrivateLoader:
                     raise
                 if given is _END:
                     break
-                if self._rows is not None and begun != versions_of(self._rows):
+                now, versions = ((), []) if self._rows is None else versions_of(self._rows)
+                if versions != begun or not all(map(is_, now, held)):
                     raise LoaderError(
                         "the tensors of the data set were exchanged or written within an epoch, so that an example may "
                         "be in two of its steps; change them between epochs, or give the data set a __getitem__"
@@ -472,6 +474,8 @@ class _ResumedBatches:
 
     def _noted(self, batches: Iterator[Any], sent: deque[Any], position: int) -> Iterator[Any]:
         for place, batch in enumerate(batches, position):
+            if self.as_they_are and type(batch) is list:
+                batch = as_units(batch)  # the numbers by which rows are read are those that name units
             sent.append(batch)
             given = batch if self.as_they_are or self.order.arrays is None else batch.tolist()
             yield BatchIndices(given, place) if self.is_told else given

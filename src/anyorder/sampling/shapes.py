@@ -302,9 +302,9 @@ class Stacked:
         return self._collate(examples) if type(examples) is not list or _stack(examples) else self._alone(examples)
 
 
-def versions_of(dataset: TensorDataset) -> list[tuple[int, int]]:
-    """What tells whether the tensors are others, or were written."""
-    return [(id(t), 0 if t.is_inference() else t._version) for t in dataset.tensors]
+def versions_of(dataset: TensorDataset) -> tuple[Sequence[Tensor], list[tuple[int, int]]]:
+    """The tensors, and what tells whether they show other memory, or were written."""
+    return dataset.tensors, [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in dataset.tensors]
 
 
 _STACKED = frozenset({float, int, bool, str, bytes, *np.sctypeDict.values()})
