@@ -350,9 +350,9 @@ class LossWatch:
                     "would reach the gradients of this one. Begin each batch again, or put a whole sequence into a row"
                 )
             state = tape.states[number]
-            if state == STACKED or (isinstance(state, ByRow) and repeats_rows(state)):
+            if state == STACKED or (isinstance(state, ByRow) and len(state.axis) > 1 and repeats_rows(state)):
                 raise ModelError(
-                    "the model was given some rows of the batch several times, or rows that were stacked anew: one "
+                    "the model was given some rows of the batch several times, or rows that were stacked again: one "
                     "example would be clipped as several. Give it the rows as the loader did, and draw rows again in "
                     "the sampler or the data set"
                 )
