@@ -385,9 +385,7 @@ class Replay:
 
 # -- forward and backward --------------------------------------------------------------------------------------------
 
-TAPE_BYTES = (
-    2**26
-)  # of all that a pass makes, up to which it is taped: all is held meanwhile, and one of more gains little
+TAPE_BYTES = 2**26  # of all that a pass makes, up to which it is taped: all is held meanwhile, more gains little
 TAPE_TRIES = 3  # a batch whose loss is never taken leaves no tape
 
 
