@@ -192,13 +192,6 @@ class LossWatch:
 
         What cannot be computed again stays as it is, and is taken for rows: "promised".
         """
-        if not kwargs and set(map(type, args)) == {_Watched}:  # as most models are called
-            for leaf in args:
-                tape = leaf.tape
-                if leaf.plain is None or tape is None or tape.into or type(tape.states[leaf.number]) is NoRule:
-                    break
-            else:  # as the loader made them
-                return tuple([leaf.plain for leaf in args]), kwargs
 
         def again(leaf: Any) -> Any:
             tape, number = _place(leaf) if type(leaf) is _Watched else (None, -1)
@@ -211,13 +204,14 @@ class LossWatch:
             tape.alone.add(number)
             return rows
 
-        for leaf in flat((args, kwargs)):
+        as_most_are = not kwargs and set(map(type, args)) == {_Watched}
+        for leaf in args if as_most_are else flat((args, kwargs)):
             tape = leaf.tape if type(leaf) is _Watched else None
             if tape is None or tape.closed or (tape.into is None and type(tape.states[leaf.number]) is not NoRule):
                 continue
             args, kwargs = _changed((args, kwargs), again)
             break
-        return unwatched(args), unwatched(kwargs)
+        return unwatched(args), unwatched(kwargs) if kwargs else kwargs
 
     def outputs(self, outputs: Any, given: Iterable[Any] = ()) -> Any:
         """The outputs of the model, called with these leaves. One row is watched for what earlier batches may add.

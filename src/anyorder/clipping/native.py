@@ -41,7 +41,7 @@ def describe() -> str:
     return f"compiled, {PATHS[path]}" if path is not None else f"torch ({_missing()})"
 
 
-_empty = functools.partial(torch.empty, dtype=torch.float32, device="cpu")
+empty = functools.partial(torch.empty, dtype=torch.float32, device="cpu")
 """Memory that the library writes: what a script makes torch's default says nothing of it."""
 
 
@@ -97,7 +97,7 @@ def convolution(
     library, path = _library(), _path() if path is None else path
     assert library is not None
     x, g = x.resolve_neg(), g.resolve_neg()  # memory as it is read
-    out, norms = _empty(len(x), *kernel, x.shape[1], g.shape[1]), _empty(len(x), dtype=torch.float64)
+    out, norms = empty(len(x), *kernel, x.shape[1], g.shape[1]), empty(len(x), dtype=torch.float64)
     values = (
         x.data_ptr(), g.data_ptr(), out.data_ptr(), norms.data_ptr(), *x.shape, *g.shape[1:], *kernel, *stride,
         *padding, dilation, *x.stride(), *g.stride(),
@@ -113,7 +113,7 @@ def squares(rows: Tensor, path: int | None = None) -> Tensor:
     library, path = _library(), _path() if path is None else path
     assert library is not None
     rows = rows.resolve_neg()
-    result = _empty(len(rows), dtype=torch.float64)
+    result = empty(len(rows), dtype=torch.float64)
     threads = torch.get_num_threads()
     library.anyorder_squares(
         rows.data_ptr(), *rows.shape, rows.stride(0), result.data_ptr(), path, threads,
@@ -148,7 +148,7 @@ def clip(
             0 if a is None else a.shape[1], g.shape[1], 0 if a is None else a.stride(0), g.stride(0),
         )  # fmt: skip
     batch = len(layers[0][1])
-    weights, job = _empty(batch), (ctypes.c_int64 * len(values))(*values)
+    weights, job = empty(batch), (ctypes.c_int64 * len(values))(*values)
     bad = library.anyorder_clip(job, len(layers), batch, scale, clip_norm, large, weights.data_ptr(), path)
     return bad, weights
 
@@ -207,7 +207,7 @@ def add_rows(g: Tensor, weights: Tensor, place: NDArray[np.int64], rows: int) ->
     """
     library = _library()
     assert library is not None
-    sums = _empty(rows, g.shape[2])
+    sums = empty(rows, g.shape[2])
     finite = library.anyorder_add_rows(
         g.data_ptr(), place.ctypes.data, weights.data_ptr(), len(place), g.shape[1], g.shape[2], sums.data_ptr(), rows
     )

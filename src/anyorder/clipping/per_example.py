@@ -719,7 +719,7 @@ class AtOnce:
 
     def sums(self, rows: Iterable[Any], scale: float, clip_norm: float, units: UnitMap) -> Sums | None:
         """The sums, of each parameter's `Rows`. None where the numbers ask for float64."""
-        parts = torch.empty(self._total, dtype=torch.float32, device="cpu").split_with_sizes(self._sizes)
+        parts = native.empty(self._total).split_with_sizes(self._sizes)
         sums: dict[str, Tensor] = {}
         layers: list[tuple[Tensor | None, Tensor, Tensor | None]] = []
         read: list[tuple[str, Tensor, native.Ranked]] = []

@@ -272,16 +272,6 @@ def is_marked(tensor: Tensor, *what: str) -> bool:
         return False
 
 
-def any_marked(values: Iterable[Any]) -> bool:
-    """Whether a tensor among these has memory with numbers of a batch."""
-    tensors = [one for one in values if isinstance(one, Tensor)]
-    try:
-        storages = list(map(Tensor.untyped_storage, tensors))
-    except (NotImplementedError, RuntimeError):
-        return any(map(is_marked, tensors))
-    return any(map(hasattr, storages, repeat(OF_A_BATCH))) or any(map(hasattr, storages, repeat(WRITTEN)))
-
-
 OF_A_BATCH_KINDS: set[Any] = set()
 """The classes of tensors and numbers of a batch, as the training loop has them."""
 

@@ -152,8 +152,7 @@ class NoiseStream:
         """
         scale = checks.real("scale", scale)
         state, path = self._state, self._path
-        if state.broken or state.t >= self._n:
-            self._check_next()
+        self._check_next()
         if len(tensors) == 1 and isinstance(path, CompiledPath) and path.add_to_vector(state, tensors[0], scale):
             return
         targets = Targets(tensors, self._size)
@@ -170,8 +169,9 @@ class NoiseStream:
         self._state.t += 1
 
     def _check_next(self) -> None:
-        check_step_left(self._state.t, self._n)
-        self._state.check_whole()
+        if self._state.broken or self._state.t >= self._n:
+            check_step_left(self._state.t, self._n)
+            self._state.check_whole()
 
     def rows(self, t: int, rows: ArrayLike, width: int, *, offset: int = 0) -> Vector:
         """The noise of step t for some rows of a (num_embeddings, width) table; the step counter stays.

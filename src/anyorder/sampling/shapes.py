@@ -304,8 +304,11 @@ class Stacked:
 
 def versions_of(dataset: TensorDataset) -> tuple[Sequence[Tensor], list[tuple[int, int]]]:
     """The tensors, and what tells whether they show other memory, or were written."""
-    plain = [type(t) is Tensor and t.layout is torch.strided and not t.is_inference() for t in dataset.tensors]
-    return dataset.tensors, [(t.data_ptr(), t._version) for t, own in zip(dataset.tensors, plain, strict=True) if own]
+    return dataset.tensors, [
+        (t.data_ptr(), t._version)
+        for t in dataset.tensors
+        if type(t) is Tensor and t.layout is torch.strided and not t.is_inference()
+    ]
 
 
 _STACKED = frozenset({float, int, bool, str, bytes, *np.sctypeDict.values()})

@@ -42,7 +42,7 @@ from anyorder.clipping.loss import ASKED, LossWatch, flat, own_memory, released,
 from anyorder.clipping.mapping import reparametrized
 from anyorder.clipping.norms import UnitMap, accumulator_dtype
 from anyorder.clipping.per_example import MayDraw, Passes
-from anyorder.clipping.torch_private import OF_A_BATCH_KINDS, Aside, any_marked, never_compiled, place_below, runs_alone
+from anyorder.clipping.torch_private import OF_A_BATCH_KINDS, Aside, is_marked, never_compiled, place_below, runs_alone
 from anyorder.clipping.validate import iterate_before_passes, refuse_unfit
 from anyorder.errors import (
     AnyorderError,
@@ -1192,7 +1192,8 @@ class BoundParameters:
                 "public numbers, before make_private"
             )
         states = itertools.chain.from_iterable(map(dict.values, map(_STATE, self._optimizers)))
-        if any_marked(itertools.chain(self._held, *map(dict.values, self._buffers), *map(dict.values, states))):
+        tensors = itertools.chain(self._held, *map(dict.values, self._buffers), *map(dict.values, states))
+        if any(map(is_marked, [one for one in tensors if isinstance(one, torch.Tensor)])):
             raise TrainingError(
                 "a parameter, a buffer or the optimizer's state was given memory with numbers of a batch (p.data = "
                 "x.mean(0), vector_to_parameters): they would be told without noise. Give it public numbers"
