@@ -7,8 +7,9 @@
 Whole steps, from the loader to the end of `optimizer.step()`, by the clock, on one thread. Each method is a process of
 its own; they take turns, a few steps at a time, so that what else the machine does meets all, and the median over
 rounds of (a method's steps over the plain ones of the same round) is printed: "1.6" is 1.6 plain steps. The C library
-lets each process keep the memory that it frees. `blt` has 4 buffers. Opacus runs in an environment of its own, made on
-first use, without Poisson sampling, as our loader has none. "-": it does not run the model.
+lets each process keep the memory that it frees; "unset" is ours over plain without that, as the C library comes: where
+it gives large blocks back, page faults are a good part of both. `blt` has 4 buffers. Opacus runs in an environment of
+its own, made on first use, without Poisson sampling, as our loader has none. "-": it does not run the model.
 
 Peak memory, of the whole process, and the time of the first step are those of two GPTs with adapters of rank 8 (LoRA),
 as multiples of a plain process and a plain later step; there the C library gives every large block back at once, so
@@ -67,7 +68,7 @@ def main() -> None:
     names = chosen.only or (QUICK if chosen.quick else list(MODELS))
     if not chosen.json:
         cells = "".join(f"{name:>8}" for name in METHODS[1:])
-        print(f"{'':<52}{'plain ms':>10}{cells}{'goal':>8}")
+        print(f"{'':<52}{'plain ms':>10}{cells}{'unset':>8}{'goal':>8}")
     for row in rows(names, quick=chosen.quick):
         if chosen.json:
             show(_compared(row), as_json=True)
@@ -81,18 +82,26 @@ def rows(names: Any, *, quick: bool) -> Iterator[dict[str, Any]]:
     for name in names:
         model = MODELS[name]
         methods = [method for method in METHODS if method in pythons and method not in model.without]
-        found = in_turns(name, methods, pythons, model.steps, QUICK_ROUNDS if quick else ROUNDS, os.environ | MEMORY)
-        plain = found["plain"]
-        over = {
-            method: median(one["step"] / base["step"] for one, base in zip(told, plain, strict=True)) if told else None
-            for method, told in found.items()
-        }
+        rounds = QUICK_ROUNDS if quick else ROUNDS
+        found = in_turns(name, methods, pythons, model.steps, rounds, os.environ | MEMORY)
+        over, plain = _over(found), found["plain"]
+        unset = _over(in_turns(name, ["plain", "ours"], pythons, model.steps, rounds, dict(os.environ)))["ours"]
         yield {
             "name": model.words, "plain": 1e3 * median(one["step"] for one in plain), "unit": "ms", "goal": model.goal,
-            **{method: over.get(method) for method in METHODS[1:]},
+            "unset": unset, **{method: over.get(method) for method in METHODS[1:]},
         }  # fmt: skip
     for name in sorted({"lora", "lora-100"}.intersection(names)):
         yield from _memory(name, pythons)
+
+
+def _over(found: dict[str, list[dict[str, float]]]) -> dict[str, float | None]:
+    """Of each method, the median over rounds of its steps over the plain ones of the same round."""
+    return {
+        method: median(one["step"] / base["step"] for one, base in zip(told, found["plain"], strict=True))
+        if told
+        else None
+        for method, told in found.items()
+    }
 
 
 def _memory(name: str, pythons: dict[str, str]) -> Iterator[dict[str, Any]]:
@@ -104,7 +113,7 @@ def _memory(name: str, pythons: dict[str, str]) -> Iterator[dict[str, Any]]:
         base = found["plain"][0]["mib" if key == "mib" else "step"]
         yield {
             "name": f"{words}, {size} with adapters, 8 x 128", "plain": base * (1 if key == "mib" else 1e3),
-            "unit": unit, "goal": goal,
+            "unit": unit, "goal": goal, "unset": None,
             **{method: found[method][0][key] / base if found.get(method) else None for method in METHODS[1:]},
         }  # fmt: skip
 
@@ -166,10 +175,12 @@ def _compared(row: dict[str, Any]) -> Iterator[Row]:
             ours, other = row[own], 1.0 if peer == "plain" else row[peer]
             ratio = None if ours is None or other is None else other / ours
             yield Row(f"{row['name']}: {own}, {peer}", ours, other, ratio, f"plain's {row['plain']:.4g} {row['unit']}")
+    if row["unset"] is not None:
+        yield Row(f"{row['name']}: ours, plain, memory unset", row["unset"], 1.0, 1 / row["unset"], "plain's step")
 
 
 def _line(row: dict[str, Any]) -> str:
-    cells = "".join("       -" if row[name] is None else f"{row[name]:8.2f}" for name in METHODS[1:])
+    cells = "".join("       -" if row[name] is None else f"{row[name]:8.2f}" for name in (*METHODS[1:], "unset"))
     return f"{row['name']:<52}{row['plain']:>7.4g} {row['unit']:<3}{cells[1:]}{row['goal']:8.2f}"
 
 

@@ -116,8 +116,10 @@ def test_a_mode_is_below_all_but_a_default_device():
         assert not private.place_below(below, True)
         assert stack() == [below, other]
         assert private.function_modes() == 1
-        with torch.device("cpu"), private.Aside(below):
+        with torch.device("cpu"):
+            assert private.place_below(below, False)
             assert below not in stack()
+            assert not private.place_below(below, True)
         torch.set_default_device("cpu")
         try:
             assert private.place_below(below, False)

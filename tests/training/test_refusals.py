@@ -260,6 +260,24 @@ def test_frozen_after_make_private():
         model(batch[0])
 
 
+@pytest.mark.parametrize("part", ["0", "2"])
+def test_a_module_is_exchanged_or_added_after_make_private(part):
+    """Its parameters would be used, and never trained; its buffers may have numbers of a batch."""
+    _, model, optimizer, loader = private()
+    batches = iter(loader)
+    backward(model, next(batches))
+    before = dict(model.module._modules)
+    model.module.add_module(part, nn.Linear(3, 1) if part == "0" else nn.LayerNorm(1))
+    with pytest.raises(TrainingError, match="exchanged, added or taken away"):
+        optimizer.step()
+    model.module._modules.clear()
+    model.module._modules.update(before)  # for an evaluation, say, it may be
+    optimizer.step()
+    model.module.add_module(part, nn.Identity())
+    with pytest.raises(TrainingError, match="exchanged, added or taken away"):
+        model(next(batches)[0])
+
+
 def test_make_private_twice():
     engine, model, optimizer, loader = private()
     with pytest.raises(TrainingError, match="already"):

@@ -197,7 +197,7 @@ def check_nothing_of_loop(module: nn.Module) -> None:
 
 def _check_not_of_loop(value: Any, name: str, part: nn.Module, attribute: str) -> None:
     held = value.values() if attribute in ("_buffers", "_parameters") else (value,)
-    if any(is_of_loop(one) or (isinstance(one, Tensor) and private.is_marked(one)) for one in held):
+    if any(is_of_loop(one) or private.is_marked(one) for one in held):
         raise ModelError(
             f"the loop put something of a batch into {name} ({type(part).__name__}), as {attribute.removeprefix('_')}: "
             "every example would see what all have in it. Normalise by public numbers, and keep what is measured of "

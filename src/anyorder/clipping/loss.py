@@ -254,7 +254,7 @@ class LossWatch:
             return False
         found = False
         for leaf in () if self.has_unfollowed or self.escaped else flat(given):
-            if type(leaf) is _Watched or (isinstance(leaf, Tensor) and private.is_marked(leaf)):
+            if type(leaf) is _Watched or private.is_marked(leaf):
                 return False
             found = found or (isinstance(leaf, Tensor) and leaf.requires_grad)
         return found
@@ -387,6 +387,7 @@ class LossWatch:
 
 
 _ORDINARY = (Tensor, nn.Parameter, nn.Buffer)
+_VIEWED = (private.VIEWED,)
 _watches: "weakref.WeakSet[LossWatch]" = weakref.WeakSet()
 
 
@@ -598,7 +599,7 @@ class _Tape:
 
         Where all rows are one in memory it is a copy: that may be a parameter's, or an attribute's of the model.
         """
-        if not output.stride(0) or len(output) == 1:
+        if not output.stride(0) or output.shape[0] == 1:
             output = output.clone(memory_format=torch.contiguous_format)
         if not isinstance(output.grad_fn, BackwardCFunction):
             output = _Boundary.apply(output)  # type: ignore[no-untyped-call]
@@ -799,7 +800,7 @@ class _Tape:
         else:
             _keep_line(_escapes(self, tensor))
             self._adopt(tensor, _NOT_FOLLOWED)
-        if not own or private.is_marked(tensor, private.VIEWED):
+        if not own or private.is_marked(tensor, what=_VIEWED):
             _check_targets([tensor])
 
     def _interpret(
@@ -915,7 +916,7 @@ class _Tape:
 
     def _write(self, written: Any, state: State) -> None:
         """A watched tensor was written in place: what shares its memory is known no longer, if it is not as before."""
-        if private.is_marked(written, private.VIEWED):
+        if private.is_marked(written, what=_VIEWED):
             _keep_line(_escapes(self, written))
             private.mark_memory(written, private.WRITTEN)
         number = _place(written)[1]
@@ -1013,8 +1014,8 @@ class _Tape:
     def _written_since(self, operand: int) -> bool:
         """Whether numbers of a batch came into a tensor since it was read, of which its version does not tell."""
         tensor = self.operands[operand]
-        unsaid = private.version(tensor) == self.noted[operand] and private.is_marked(tensor, private.WRITTEN)
-        return unsaid or private.is_marked(tensor, private.OF_A_BATCH)
+        unsaid = private.version(tensor) == self.noted[operand] and private.is_marked(tensor, what=(private.WRITTEN,))
+        return unsaid or private.is_marked(tensor, what=(private.OF_A_BATCH,))
 
     def _of_single_rows(self, end: int) -> dict[tuple[int, int], Tensor]:
         """The gradients of the sum of single rows' losses, by output.
@@ -1714,7 +1715,7 @@ def _targets(func: Any, args: Any, kwargs: Any) -> list[Any]:
     elif "norm" in name and trains:
         found += [one for one in (*args[1:], *kwargs.values()) if isinstance(one, Tensor) and one.dim() == 1]
     tensors = [one for one in pytree.tree_leaves(found) if isinstance(one, Tensor)]
-    return [one for one in tensors if type(one) is not _Watched or private.is_marked(one, private.VIEWED)]
+    return [one for one in tensors if type(one) is not _Watched or private.is_marked(one, what=_VIEWED)]
 
 
 def _on_copy(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -2089,7 +2090,7 @@ def _of_earlier(tape: _Tape | None, func: Any, args: Any, kwargs: Any) -> Any:
     if written:
         _check_targets(written)
         _keep_line(any(_escapes(tape, one) for one in written))
-    others = [one for one in leaves if type(one) is not _Watched or private.is_marked(one, private.VIEWED)]
+    others = [one for one in leaves if type(one) is not _Watched or private.is_marked(one, what=_VIEWED)]
     versions = private.versions(others)
     result, unsaid = func(*args, **kwargs), list[Any]()
     if others and private.versions(others) != versions:  # some is written, also by what does not say so

@@ -147,7 +147,7 @@ def clip(
             0 if a is None else a.data_ptr(), g.data_ptr(), 0 if out is None else out.data_ptr(),
             0 if a is None else a.shape[1], g.shape[1], 0 if a is None else a.stride(0), g.stride(0),
         )  # fmt: skip
-    batch = len(layers[0][1])
+    batch = layers[0][1].shape[0]
     weights, job = empty(batch), (ctypes.c_int64 * len(values))(*values)
     bad = library.anyorder_clip(job, len(layers), batch, scale, clip_norm, large, weights.data_ptr(), path)
     return bad, weights

@@ -141,7 +141,7 @@ class UnitMap:
     def of(cls, groups: Tensor, device: torch.device) -> "UnitMap":
         """The units of (B,) groups."""
         groups = groups.cpu()
-        size = len(groups)
+        size = groups.shape[0]
         if groups is _each_alone(size, groups.device).index or len(set(groups.tolist())) == size:
             return _each_alone(size, device)  # as most batches come: nothing to sort
         _, index, sizes = torch.unique(groups, return_inverse=True, return_counts=True)

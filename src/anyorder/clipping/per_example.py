@@ -1280,8 +1280,9 @@ class _Taped(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, root: Tensor, job: _GhostJob, tape: Tape, given: Tensors, others: list[Tensor]) -> Tensors:
-        with disable_saved_tensors_hooks(_NO_HOOKS):
-            outputs, further, tensors = tape.forward(given)
+        if private.hooks_on_saved() is not None:
+            raise RuntimeError(_NO_HOOKS)
+        outputs, further, tensors = tape.forward(given)
         others += further
         ctx.job, ctx.tape, ctx.tensors, ctx.versions = job, tape, tensors, tape.versions(tensors)
         ctx.gate = None  # what gradients go through, see `loss`

@@ -86,7 +86,7 @@ class Arguments:
             self.words = self._structure, tuple([(type(setting), setting) for setting in self._settings])
         first = self.tensors[0] if len(self.tensors) == 1 else None
         alone = first is not None and first.dim() and not first.requires_grad
-        self.size = len(first) if first is not None and alone else _batch_size(self.tensors, chained)
+        self.size = first.shape[0] if first is not None and alone else _batch_size(self.tensors, chained)
         if chained and not self.size:
             self.tensors = tuple([t.detach() for t in self.tensors])
 

@@ -215,20 +215,6 @@ def runs_alone(optimizer: torch.optim.Optimizer) -> bool:
     return alone and not (_steps._global_optimizer_pre_hooks or _steps._global_optimizer_post_hooks)
 
 
-class Aside(AbstractContextManager[None]):
-    """Without a mode that `place_below` put there, till the end of the block."""
-
-    def __init__(self, mode: Any) -> None:
-        self._mode = mode
-
-    def __enter__(self) -> None:
-        self._was = place_below(self._mode, False)
-
-    def __exit__(self, *problem: Any) -> None:
-        if self._was:
-            place_below(self._mode, True)
-
-
 unsafe_view: Callable[[Tensor, tuple[int, ...]], Tensor] = torch.ops.aten._unsafe_view
 """As `view`, of a tensor that nobody else has: nothing after it could write a view in place."""
 
@@ -264,12 +250,17 @@ def mark_memory(tensor: Tensor, what: str = OF_A_BATCH) -> None:
         return
 
 
-def is_marked(tensor: Tensor, *what: str) -> bool:
-    """Whether `mark_memory` was told one of these of this memory: that numbers of a batch stand there, by default."""
-    try:
-        return any(map(hasattr, repeat(tensor.untyped_storage()), what or (OF_A_BATCH, WRITTEN)))
-    except (NotImplementedError, RuntimeError):
-        return False
+def is_marked(*tensors: Any, what: tuple[str, ...] = (OF_A_BATCH, WRITTEN)) -> bool:
+    """Whether `mark_memory` was told one of these of the memory of a tensor: by default, that numbers of a batch stand
+    there. What is no tensor is passed over.
+    """
+    for one in tensors:
+        try:
+            if isinstance(one, Tensor) and any(map(hasattr, repeat(one.untyped_storage()), what)):
+                return True
+        except (NotImplementedError, RuntimeError):  # a sparse tensor has no memory of its own
+            continue
+    return False
 
 
 OF_A_BATCH_KINDS: set[Any] = set()
@@ -281,7 +272,7 @@ check_names(torch._C, ("_storage_Use_Count",), torch)
 
 def shows_too(tensor: Tensor) -> None:
     """Say that a tensor shows its memory, where that matters: `showing` need not search for it."""
-    if is_marked(tensor, VIEWED):
+    if is_marked(tensor, what=(VIEWED,)):
         storage: Any = tensor.untyped_storage()
         storage.shown_by = [*(r for r in getattr(storage, "shown_by", ()) if r() is not None), weakref.ref(tensor)]
 
@@ -319,7 +310,8 @@ def showing(tensor: Tensor, kinds: Sequence[type]) -> list[Tensor]:
     return list(found.values())
 
 
-_hooks_on_saved: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+check_names(torch._C._autograd, ("_top_saved_tensors_default_hooks",), torch)
+hooks_on_saved = functools.partial(torch._C._autograd._top_saved_tensors_default_hooks, True)
 
 
 def changes_saved_tensors() -> bool:
@@ -327,7 +319,7 @@ def changes_saved_tensors() -> bool:
 
     Those of `checkpoint` run a function again, in the backward pass, where no subclass is asked.
     """
-    hooks = None if _hooks_on_saved is None else _hooks_on_saved(True)
+    hooks = hooks_on_saved()
     return hooks is not None and any(getattr(h, "__module__", "") != _graph.__name__ for h in hooks)
 
 

@@ -567,8 +567,8 @@ class Release:
 
     def check_usable(self) -> None:
         """Raise where this object does not stand for the run (any more)."""
-        self._check_process()
-        if self._closed:
+        if os.getpid() != self._process or self._closed:
+            self._check_process()
             raise TrainingError("this release was closed: another process may have resumed its run")
         if self._files is not None:
             self._files.check_open()

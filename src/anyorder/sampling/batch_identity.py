@@ -44,6 +44,7 @@ class Batch:
         empty: (rows,) those that are made up and count for nothing; None: there are none.
         single_rows: lists in the batch with one value for each row.
         used: whether a backward pass has used it.
+        passes: of the model over it, and of which step they are.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Batch:
         self.units, self.position, self.iteration, self.padding = units, position, iteration, padding
         self.shapes, self.empty, self.single_rows = shapes, empty, single_rows
         self.rows, self.used = len(units) + padding, False
+        self.passes: tuple[int, Any] | None = None
 
 
 class _KnownTensor:
@@ -142,7 +144,7 @@ class BatchIdentity:
         waits = known is not None and self._waiting == [known] and not known.used
         as_handed = waits and self._handed.issuperset(map(id, given))
         owners = [] if as_handed else list(filter(None, map(self._owners, given)))
-        batch = self._recognised(owners) or self.newest()
+        batch = (self._recognised(owners) if owners else None) or self.newest()
         if known is not None and known is not batch:
             raise TrainingError(
                 "the model was given what was computed of another batch than the one that is next: its rows would be "
@@ -194,8 +196,6 @@ class BatchIdentity:
 
     def _recognised(self, owners: list[dict[Batch, bool]]) -> Batch | None:
         """The one batch that all tensors with an owner belong to; None if there is none, or more than one."""
-        if not owners:
-            return None
         common = set(owners[0]).intersection(*owners[1:])
         if len(common) == 1 and not (batch := next(iter(common))).used:
             return batch

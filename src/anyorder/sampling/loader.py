@@ -52,7 +52,6 @@ from anyorder.sampling.shapes import (
 )
 
 _END = object()
-_AS_IT_IS = nullcontext()
 _TOLD = {"dataset", "sampler", "batch_size", "batch_sampler", "drop_last", "num_workers", "collate_fn", "pin_memory"}
 Indices = NDArray[np.int64]
 
@@ -274,7 +273,10 @@ class PrivateLoader:
                 try:
                     draws = self._draws_here and (position == self._place.start or self._may_draw())
                     self._place.is_still = self._draws_here and not draws
-                    with self._drawing("batch", position) if draws else _AS_IT_IS:
+                    if draws:
+                        with self._drawing("batch", position):
+                            given = next(iterator, _END)
+                    else:
                         given = next(iterator, _END)
                     self._place.is_still = False
                 except RuntimeError as problem:
@@ -386,7 +388,7 @@ class PrivateLoader:
                 )
             return units, padding
         indices = listed.copy() if type(listed) is np.ndarray else as_units(listed[: len(listed) - padding])
-        if not isinstance(indices, list) and indices.min(initial=0) < 0:
+        if not isinstance(indices, list) and np.minimum.reduce(indices, initial=0) < 0:
             raise LoaderError(f"the sampler gave index {indices.min()}: a negative index is an example's second name")
         return (indices if isinstance(indices, list) else self._origins.names(indices)), padding
 

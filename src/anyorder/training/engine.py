@@ -21,10 +21,10 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from operator import attrgetter, is_
+from operator import attrgetter, is_, itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, assert_never, cast
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -42,7 +42,7 @@ from anyorder.clipping.loss import ASKED, LossWatch, flat, own_memory, released,
 from anyorder.clipping.mapping import reparametrized
 from anyorder.clipping.norms import UnitMap, accumulator_dtype
 from anyorder.clipping.per_example import MayDraw, Passes
-from anyorder.clipping.torch_private import OF_A_BATCH_KINDS, Aside, is_marked, never_compiled, place_below, runs_alone
+from anyorder.clipping.torch_private import OF_A_BATCH_KINDS, is_marked, never_compiled, place_below, runs_alone
 from anyorder.clipping.validate import iterate_before_passes, refuse_unfit
 from anyorder.errors import (
     AnyorderError,
@@ -185,7 +185,6 @@ class Training:
         self._model, self._optimizers = model, optimizers_of(optimizer)
         self._owed: set[torch.optim.Optimizer] = set()  # the gradients of the last release, and have not stepped
         self._waiting = _NOTHING
-        self._passes: WeakKeyDictionary[Batch, tuple[int, Passes]] = WeakKeyDictionary()  # and of which step they are
         self._group = Group() if dist.is_available() and dist.is_initialized() else None
         cut = self._on_each(lambda: self._check(options))
         self._bound = self._on_each(lambda: BoundParameters(model, *self._optimizers))
@@ -339,9 +338,9 @@ class Training:
 
     def _passes_of(self, batch: Batch, step: int) -> Passes:
         """The passes over this batch in this step, which are clipped together."""
-        begun = self._passes.get(batch)
+        begun = batch.passes
         passes = Passes() if begun is None or begun[0] != step else begun[1]
-        self._passes[batch] = step, passes
+        batch.passes = step, passes
         if passes.count and self._group is not None and self._group.size > 1:
             raise TrainingError(
                 "the model was called a second time on a batch, and several processes train it: several passes of a "
@@ -430,7 +429,7 @@ class Training:
             sums = {name: before.sums[name] + value if name in before.sums else value for name, value in sums.items()}
             units = [*before.units, *units] if len(before.units) else units
         self.loader.mark_used(batch)
-        self._passes.pop(batch, None)
+        batch.passes = None
         self._next_draws = batch.position + 1
         self._waiting = _Waiting(units, sums, before.batches + 1, before.iteration or batch.iteration)
 
@@ -459,10 +458,13 @@ class Training:
         if closure is not None:
             with torch.enable_grad():
                 closure()  # once; the optimizer never gets the loss
-        with Aside(ASKED):
+        was_asked, alone = place_below(ASKED, False), False
+        try:
             self._make_gradients()
-        if runs_alone(optimizer):  # till the step is taken: nobody else has the word in it
-            place_below(ASKED, False)
+            alone = runs_alone(optimizer)
+        finally:
+            if was_asked and not alone:  # else not till the step is taken: nobody else has the word in it
+                place_below(ASKED, True)
         if len(self._optimizers) > 1:
             self._owed = {one for one in self._optimizers if one is not optimizer}
         return args[:1], {**kwargs, "closure": None if closure is None else returns_nothing}
@@ -490,7 +492,7 @@ class Training:
             gradients = list(self._shards.gradients(private))
         else:
             if len(private) < len(self._dense):  # one vector, of which each gradient counts its own versions
-                own_views = [waiting.sums[name] for name in self._dense]
+                own_views = list(map(waiting.sums.__getitem__, self._dense))
                 if own_views[0]._base is private[0]:  # as `pieces_of` took it: the sums, in whose place noise was added
                     pieces = own_views
                 else:
@@ -719,8 +721,12 @@ class Training:
         @functools.wraps(zero_grad)
         def discard_and_zero(set_to_none: bool = True) -> None:
             self._discard()
-            with Aside(ASKED) if is_torchs else nullcontext():
+            was_asked = is_torchs and place_below(ASKED, False)
+            try:
                 zero_grad(set_to_none)
+            finally:
+                if was_asked:
+                    place_below(ASKED, True)
 
         optimizer.zero_grad = discard_and_zero  # type: ignore[method-assign]
 
@@ -868,7 +874,7 @@ def pieces_of(sums: Mapping[str, Tensor], names: Mapping[str, Any]) -> list[Tens
             whole = None
             break
         place += x.numel()
-    if whole is not None and whole.dim() == 1 and whole.is_contiguous() and len(whole) == place:
+    if whole is not None and whole.dim() == 1 and whole.is_contiguous() and whole.numel() == place:
         return [whole]
     pieces = [x.reshape(-1) for x in tensors]
     dtypes = set(map(attrgetter("dtype"), pieces))
@@ -959,8 +965,12 @@ class PrivateModule(nn.Module):
         """The model's outputs, one row for each example."""
         is_released = torch.is_grad_enabled() and self._watch.is_released((args, kwargs))
         if self.training and torch.is_grad_enabled() and not is_released:
-            with Aside(ASKED):
+            was_asked = place_below(ASKED, False)
+            try:
                 return self._private_forward(args, kwargs)
+            finally:
+                if was_asked:
+                    place_below(ASKED, True)
         given = args, kwargs
         args, kwargs = self._watch.shown(given)
         if self._check_shown is not None:
@@ -1046,7 +1056,8 @@ def _into_the_module(private: nn.Module, state_dict: dict[str, Any], prefix: str
 # The parameters that are trained: those that the optimizer holds. All others stay as they are.
 
 
-_IS_TRAINED, _STATE = attrgetter("requires_grad"), attrgetter("state")
+_IS_TRAINED, _STATE, _GROUPS = attrgetter("requires_grad"), attrgetter("state"), attrgetter("param_groups")
+_PARAMS = itemgetter("params")
 _BOUND: WeakSet[torch.optim.Optimizer] = WeakSet()
 """The optimizers whose steps are those of a release."""
 
@@ -1150,6 +1161,8 @@ class BoundParameters:
         self._places = [(own, name) for own, name in places if not is_sharded(own[name])]  # FSDP puts whole ones there
         self._held = [own[name] for own, name in self._places]
         self._buffers = [part._buffers for part in model.modules() if part._buffers]
+        self._parts = [part._modules for part in model.modules()]
+        self._children = list(itertools.chain.from_iterable(map(dict.values, self._parts)))
         self._written: dict[int, tuple[Any, int]] = {}  # by the parameters' ids
         for p in self.left_out.values():
             p.requires_grad_(False)
@@ -1166,7 +1179,8 @@ class BoundParameters:
             p.requires_grad_(True)
 
     def _parameters(self) -> list[Any]:
-        return [p for one in self._optimizers for group in one.param_groups for p in group["params"]]
+        groups = itertools.chain.from_iterable(map(_GROUPS, self._optimizers))
+        return list(itertools.chain.from_iterable(map(_PARAMS, groups)))
 
     def _check_known(self, known: set[int]) -> None:
         held = self._parameters()
@@ -1191,14 +1205,19 @@ class BoundParameters:
                 "of a batch in it would be told without noise. Load without assign=True, and make a new head, from "
                 "public numbers, before make_private"
             )
+        if list(itertools.chain.from_iterable(map(dict.values, self._parts))) != self._children:
+            raise TrainingError(
+                "a module of the model was exchanged, added or taken away after make_private (model.head = "
+                "nn.Linear(..)): the optimizer does not have its parameters. Change the model before make_private"
+            )
         states = itertools.chain.from_iterable(map(dict.values, map(_STATE, self._optimizers)))
         tensors = itertools.chain(self._held, *map(dict.values, self._buffers), *map(dict.values, states))
-        if any(map(is_marked, [one for one in tensors if isinstance(one, torch.Tensor)])):
+        if is_marked(*tensors):
             raise TrainingError(
                 "a parameter, a buffer or the optimizer's state was given memory with numbers of a batch (p.data = "
                 "x.mean(0), vector_to_parameters): they would be told without noise. Give it public numbers"
             )
-        groups = itertools.chain.from_iterable(one.param_groups for one in self._optimizers)
+        groups = itertools.chain.from_iterable(map(_GROUPS, self._optimizers))
         if not OF_A_BATCH_KINDS.isdisjoint(map(type, itertools.chain.from_iterable(map(dict.values, groups)))):
             raise TrainingError(
                 "a setting of the optimizer (lr, weight_decay) is a tensor or number of a batch, of which its steps "
