@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from anyorder.clipping import make_clipping
+from anyorder.clipping.per_example import make_clipping
 from anyorder.sampling.shapes import ByShape, CollatedAlone, PublicShapes, RowShapes
 from benchmarks._report import Row, options, show
 

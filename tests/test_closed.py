@@ -16,7 +16,7 @@ from anyorder.budget.claim import Range, ScoreNoise, SearchCertificate, SearchCl
 from anyorder.budget.laws import Law
 from anyorder.budget.search import Prepared, PrivateScore, Search, Trial
 from anyorder.clipping import Adaptive, Automatic, Flat, PerGroup
-from anyorder.clipping.clip_rules import Cut
+from anyorder.clipping.norms import Cut
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.online.losses import Loss
 from anyorder.online.sets import Set
@@ -31,8 +31,7 @@ from anyorder.strategy.registry import KINDS, Structure
 from anyorder.strategy.rescaled import Rescaled
 from anyorder.strategy.sensitivity import sensitivity, unit_sensitivities
 from anyorder.training.metrics import Metrics
-from anyorder.workload import Workload
-from anyorder.workload.given import GivenWorkload
+from anyorder.workload import GivenWorkload, Workload
 from laws.cases import PARTICIPATIONS, STRATEGIES
 
 N = 8

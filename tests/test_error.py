@@ -14,8 +14,7 @@ from anyorder.strategy import BLT, Banded, BandedInverse, Independent, SquareRoo
 from anyorder.strategy.rescaled import Rescaled
 from anyorder.strategy.restarted_blt import RestartedBLT
 from anyorder.strategy.sensitivity import sensitivity
-from anyorder.workload import Workload, custom, momentum, prefix_sum
-from anyorder.workload.given import GivenWorkload
+from anyorder.workload import GivenWorkload, Workload, custom, momentum, prefix_sum
 from laws.cases import STRATEGIES
 from references import load
 

@@ -24,8 +24,7 @@ from anyorder.sampling.samplers import PoissonBatchSampler
 from anyorder.strategy import BLT, Dense, Independent, Tree
 from anyorder.strategy.base import Combination
 from anyorder.strategy.tree import fit_tree
-from anyorder.workload import Workload, cosine, custom, prefix_sum, weighted
-from anyorder.workload.given import GivenWorkload
+from anyorder.workload import GivenWorkload, Workload, cosine, custom, prefix_sum, weighted
 from plans import flat_plan
 
 

@@ -9,7 +9,7 @@ import torch
 
 from anyorder import workload as W
 from anyorder.errors import ArgumentError
-from anyorder.workload.given import GivenWorkload
+from anyorder.workload import GivenWorkload
 from references import reference
 
 N = 12

@@ -14,7 +14,7 @@ import anyorder as ao
 from anyorder.audit.faults import Fault, FrontEnd, Moved, patched
 from anyorder.audit.faults.trial import banded, banded_inverse, independent, tree
 from anyorder.clipping import Adaptive
-from anyorder.clipping.clip_rules import Cut
+from anyorder.clipping.norms import Cut
 from anyorder.federated import Layout, Server
 from anyorder.federated.server import Round
 from anyorder.noise.lazy import Jumps

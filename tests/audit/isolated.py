@@ -21,7 +21,7 @@ from anyorder.accounting.selection import Uniform
 from anyorder.audit.faults import patched
 from anyorder.audit.isolation import Neighbour
 from anyorder.clipping import Adaptive
-from anyorder.clipping.clip_rules import PerGroup
+from anyorder.clipping.norms import PerGroup
 from anyorder.online import LeastSquares, LinearRegression, LogisticRegression
 from anyorder.online.learner import Learner
 from anyorder.online.losses import Logistic

@@ -5,7 +5,7 @@ import torch
 
 from anyorder.clipping import Adaptive
 from anyorder.clipping.bounded import ClippedSum, step_of
-from anyorder.clipping.clip_rules import Cut
+from anyorder.clipping.norms import Cut
 from anyorder.errors import ArgumentError
 
 SHAPES = {"a": (3, 5), "b": (7,)}

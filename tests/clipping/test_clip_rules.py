@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from anyorder.clipping import Adaptive, Automatic, Flat, PerGroup
 from anyorder.clipping import per_example as engine
-from anyorder.clipping.clip_rules import ClipRule, Cut
+from anyorder.clipping.norms import ClipRule, Cut
 from anyorder.clipping.per_example import FunctionalClipping, GhostClipping
 from anyorder.errors import ArgumentError
 from anyorder.release.schedules import FixedNorm

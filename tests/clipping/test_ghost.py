@@ -8,9 +8,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from anyorder.clipping import FunctionalClipping, GhostClipping, layer_rules, make_clipping
+from anyorder.clipping import layer_rules
 from anyorder.clipping import per_example as clipping_engine
 from anyorder.clipping.norms import round_down
+from anyorder.clipping.per_example import FunctionalClipping, GhostClipping, make_clipping
 from anyorder.errors import ClippingWarning, ModelError, TrainingError
 from clipping.brute import assert_close, clipped_sum, norm, per_example, run
 

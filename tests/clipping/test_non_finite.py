@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from anyorder.clipping import Adaptive, Automatic, PerGroup, make_clipping, native, norms
-from anyorder.clipping.per_example import FunctionalClipping, GhostClipping
+from anyorder.clipping import Adaptive, Automatic, PerGroup, native, norms
+from anyorder.clipping.per_example import FunctionalClipping, GhostClipping, make_clipping
 from anyorder.errors import ArgumentError, NonFiniteError
 from clipping.brute import distance, norm
 from laws.cases import over

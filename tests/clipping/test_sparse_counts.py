@@ -5,8 +5,9 @@ from fractions import Fraction
 import pytest
 import torch
 
-from anyorder.clipping import Adaptive, make_clipping
+from anyorder.clipping import Adaptive
 from anyorder.clipping.norms import count_of
+from anyorder.clipping.per_example import make_clipping
 from anyorder.errors import ArgumentError
 from clipping.brute import run
 from clipping.test_sparse_sums import GROUPS, MODELS, B, Bow, TwoTables, batch, dense, loss, tables_of

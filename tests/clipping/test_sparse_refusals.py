@@ -6,8 +6,9 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from anyorder.clipping import layer_rules, make_clipping, register_layer_rule
+from anyorder.clipping import layer_rules, register_layer_rule
 from anyorder.clipping.norms import count_of
+from anyorder.clipping.per_example import make_clipping
 from anyorder.errors import ArgumentError, ModelError, NonFiniteError
 from clipping.brute import assert_close, run
 from clipping.test_sparse_sums import B, Bow, D, Held, V, Weighted, bags, batch, dense, loss, plain, tables_of

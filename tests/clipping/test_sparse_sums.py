@@ -7,9 +7,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from anyorder.clipping import Adaptive, Automatic, PerGroup, make_clipping, norms
+from anyorder.clipping import Adaptive, Automatic, PerGroup, norms
 from anyorder.clipping.norms import EmbeddingUse, UnitMap, Weights, round_down
-from anyorder.clipping.per_example import GhostClipping
+from anyorder.clipping.per_example import GhostClipping, make_clipping
 from clipping.brute import assert_close, clipped_sum, per_example, run
 from laws.cases import over
 

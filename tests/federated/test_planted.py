@@ -11,7 +11,7 @@ from anyorder.audit.faults import patched
 from anyorder.audit.faults.core import FAULTS
 from anyorder.clipping import Adaptive
 from anyorder.clipping.bounded import ClippedSum
-from anyorder.clipping.clip_rules import Cut
+from anyorder.clipping.norms import Cut
 from anyorder.errors import AnyorderError, ParticipationError
 from anyorder.federated import Layout, Server, clip_message
 from anyorder.federated.server import Round

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Iterable
 
 from anyorder.clipping import Adaptive, Automatic, Flat, PerGroup
-from anyorder.clipping.clip_rules import ClipRule
+from anyorder.clipping.norms import ClipRule
 from anyorder.participation import (
     BallsInBins,
     CyclicPoisson,

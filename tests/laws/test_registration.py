@@ -15,7 +15,7 @@ import numpy as np
 
 import anyorder
 from anyorder.accounting.curves import Curve
-from anyorder.clipping.clip_rules import ClipRule
+from anyorder.clipping.norms import ClipRule
 from anyorder.participation.registry import ORDERS
 from anyorder.patterns import Participation, Pattern
 from anyorder.release.schedules import FixedNorm, Schedule

@@ -13,8 +13,7 @@ import processes
 from anyorder.accounting.amplification.methods import MonteCarlo
 from anyorder.errors import ArgumentError, BudgetError, CertificateError, CheckpointError, PlanError
 from anyorder.formats import save_json
-from anyorder.plan.certificate import PUBLIC_RESTART, Certificate, Evidence, _curve_of_start, verify
-from anyorder.plan.isolation import Isolation
+from anyorder.plan.certificate import PUBLIC_RESTART, Certificate, Evidence, Isolation, _curve_of_start, verify
 from anyorder.release.checkpoint import load
 from federated.test_kills import killed_at
 

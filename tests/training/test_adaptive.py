@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import anyorder as ao
 from anyorder.clipping import Adaptive, Automatic, Flat
-from anyorder.clipping.clip_rules import ClipRule
+from anyorder.clipping.norms import ClipRule
 from anyorder.errors import ArgumentError, CheckpointError, PlanError, TrainingError
 from anyorder.noise import NoiseSource
 from anyorder.participation import EpochShuffle, MinSeparation, PoissonSampling

@@ -18,7 +18,7 @@ from anyorder.app.cli import app
 from anyorder.errors import CertificateError
 from anyorder.formats import save_json
 from anyorder.participation import MinSeparation, PoissonSampling
-from anyorder.plan.isolation import CONSTRUCTED, EITHER, MAPPED, PROMISED, PROVED, UNKNOWN, Isolation
+from anyorder.plan.certificate import CONSTRUCTED, EITHER, MAPPED, PROMISED, PROVED, UNKNOWN, Isolation
 from anyorder.plan.planner import plan_at_sigma
 from anyorder.release.release import Release
 

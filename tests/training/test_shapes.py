@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader
 
 import anyorder as ao
 import processes
-from anyorder.clipping import make_clipping
-from anyorder.clipping.clip_rules import Automatic, PerGroup
+from anyorder.clipping.norms import Automatic, PerGroup
+from anyorder.clipping.per_example import make_clipping
 from anyorder.errors import ArgumentError, LoaderError, ModelError
 from anyorder.sampling.shapes import ByShape
 

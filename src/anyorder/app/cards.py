@@ -11,8 +11,7 @@ from anyorder.budget.laws import Fixed
 from anyorder.formats import printable, quoted
 from anyorder.formatting import rounded_up
 from anyorder.plan.certificate import Certificate, Verification
-from anyorder.plan.compatibility import trusted_text
-from anyorder.plan.plan import Plan
+from anyorder.plan.plan import Plan, trusted_text
 from anyorder.plan.receipt import Receipt
 
 # ----------------------------------------------------------------------------------------------------

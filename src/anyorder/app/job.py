@@ -46,7 +46,7 @@ from anyorder.sampling.row_digests import InStages
 from anyorder.sampling.samplers import FixedOrderSampler
 from anyorder.training.engine import PrivacyEngine
 from anyorder.training.optimizers import FTRL
-from anyorder.workload.course import Course
+from anyorder.workload import Course
 
 # ----------------------------------------------------------------------------------------------------
 # What the main job is asked to do, with defaults that suit each data set.

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from anyorder import checks
-from anyorder.clipping.clip_rules import Cut
-from anyorder.clipping.norms import accumulator_dtype, cleared, round_down, sums_of
+from anyorder.clipping.norms import Cut, accumulator_dtype, cleared, round_down, sums_of
 from anyorder.errors import ArgumentError, NonFiniteError
 from anyorder.ledger import as_units, numbered
 

@@ -32,8 +32,7 @@ from anyorder import checks, durable
 from anyorder.checks import final
 from anyorder.errors import ArgumentError, CheckpointError, ParticipationError
 from anyorder.formats import canonical
-from anyorder.plan.compatibility import check_on_device
-from anyorder.plan.plan import Plan
+from anyorder.plan.plan import Plan, check_on_device
 
 __all__ = ["DeviceRecord"]
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from anyorder import checks, durable
 from anyorder.checks import final
 from anyorder.clipping.bounded import BLOCK, ClippedSum, step_of
-from anyorder.clipping.clip_rules import Cut, Flat, Rule
+from anyorder.clipping.norms import Cut, Flat, Rule
 from anyorder.errors import AnyorderError, ArgumentError, CheckpointError, ParticipationError, PlanError, TrainingError
 from anyorder.ledger import Units, as_units, plain
 from anyorder.plan.certificate import Certificate, Evidence

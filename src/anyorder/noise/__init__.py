@@ -45,7 +45,6 @@ multiple of a turn / 2^32 has one word:
     cos_ = c with its sign bit flipped by bit 31 of a ^ (a << 1);  sin_ = s with its sign bit flipped by bit 31 of a
 """
 
-from anyorder.noise.source import NoiseSource
-from anyorder.noise.stream import NoiseStream
+from anyorder.noise.stream import NoiseSource, NoiseStream
 
 __all__ = ["NoiseSource", "NoiseStream"]

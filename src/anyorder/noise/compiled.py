@@ -38,7 +38,7 @@ from anyorder.strategy import Strategy
 from anyorder.strategy.base import State
 
 if TYPE_CHECKING:
-    from anyorder.noise.source import NoiseSource
+    from anyorder.noise.stream import NoiseSource
 
 # ----------------------------------------------------------------------------------------------------
 # The kernel: the library, kept to one instruction set, and given steps.

@@ -36,8 +36,7 @@ from scipy.special import ndtri
 
 from anyorder import checks
 from anyorder.errors import PlanError
-from anyorder.noise.source import NoiseSource
-from anyorder.noise.stream import check_saved, check_step_left
+from anyorder.noise.stream import NoiseSource, check_saved, check_step_left
 from anyorder.strategy import Strategy
 from anyorder.strategy.base import Combination, Terms
 from anyorder.strategy.registry import Structure, kind_of

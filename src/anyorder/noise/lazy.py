@@ -49,7 +49,7 @@ from anyorder import checks
 from anyorder.errors import ArgumentError, CheckpointError, PlanError
 from anyorder.noise.compiled import TableMemory
 from anyorder.noise.normals import MAX_ROW
-from anyorder.noise.source import NoiseSource
+from anyorder.noise.stream import NoiseSource
 from anyorder.strategy import BandedInverse, Strategy, Tree
 from anyorder.strategy.base import Recurrence
 from anyorder.strategy.registry import Structure, in_words, kind_of

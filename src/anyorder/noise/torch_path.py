@@ -29,7 +29,7 @@ from anyorder.noise import normals
 from anyorder.noise.compiled import Targets
 from anyorder.noise.normals import BLOCK
 from anyorder.noise.program import NoiseState, Program, execute
-from anyorder.noise.source import NoiseSource
+from anyorder.noise.stream import NoiseSource
 from anyorder.strategy.base import State
 
 _CPU_PIECE = 16 << 12  # elements at a time: what a core's cache holds

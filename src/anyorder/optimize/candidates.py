@@ -31,8 +31,7 @@ from anyorder.strategy.restarted_blt import fits_restarted, restartable
 from anyorder.strategy.sensitivity import rounding, sensitivity
 from anyorder.strategy.toeplitz import Problem, fits_toeplitz
 from anyorder.strategy.tree import fit_tree
-from anyorder.workload import Workload, custom
-from anyorder.workload.given import GivenWorkload
+from anyorder.workload import GivenWorkload, Workload, custom
 
 MAX_COST = 32.0
 _BUFFERS = 4

@@ -23,8 +23,7 @@ from anyorder.strategy.gram import convex_bound
 from anyorder.strategy.rounding import Change, of_series, rounded, rounded_decays
 from anyorder.strategy.toeplitz import Problem, Toeplitz, reciprocal, repeated
 from anyorder.strategy.variances import Way, by_recurrence, joined
-from anyorder.workload import Workload
-from anyorder.workload.given import GivenWorkload
+from anyorder.workload import GivenWorkload, Workload
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

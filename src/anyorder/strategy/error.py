@@ -32,8 +32,7 @@ from anyorder.strategy.rescaled import Rescaled
 from anyorder.strategy.sensitivity import sensitivity
 from anyorder.strategy.toeplitz import Toeplitz
 from anyorder.strategy.variances import by_columns, of_iterates
-from anyorder.workload import Workload
-from anyorder.workload.given import GivenWorkload
+from anyorder.workload import GivenWorkload, Workload
 
 __all__ = ["last_error", "max_error", "rmse", "row_variances"]
 

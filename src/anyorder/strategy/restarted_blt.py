@@ -22,8 +22,7 @@ from anyorder.strategy.gram import matrix_bound, matrix_units
 from anyorder.strategy.rounding import Change, as_operator, inverse_norm, root, rounded, rounded_decays
 from anyorder.strategy.toeplitz import inverse_series
 from anyorder.strategy.variances import Way, by_recurrence, of_iterates
-from anyorder.workload import Workload
-from anyorder.workload.given import GivenWorkload
+from anyorder.workload import GivenWorkload, Workload
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

@@ -19,8 +19,7 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from anyorder.strategy.base import Recurrence, Strategy
-from anyorder.workload import Workload
-from anyorder.workload.given import GivenWorkload
+from anyorder.workload import GivenWorkload, Workload
 
 Floats = NDArray[np.float64]
 Way = Callable[[Floats, Floats], Floats]

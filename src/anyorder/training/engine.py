@@ -35,13 +35,11 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import DistributedSampler, IterableDataset
 
 from anyorder import checks
-from anyorder.clipping import make_clipping
-from anyorder.clipping.clip_rules import Cut, Rule
 from anyorder.clipping.coupling import check_nothing_of_loop, is_of_loop
 from anyorder.clipping.loss import ASKED, LossWatch, flat, own_memory, released, unwatched
 from anyorder.clipping.mapping import reparametrized
-from anyorder.clipping.norms import UnitMap, accumulator_dtype
-from anyorder.clipping.per_example import MayDraw, Passes
+from anyorder.clipping.norms import Cut, Rule, UnitMap, accumulator_dtype
+from anyorder.clipping.per_example import MayDraw, Passes, make_clipping
 from anyorder.clipping.torch_private import OF_A_BATCH_KINDS, is_marked, never_compiled, place_below, runs_alone
 from anyorder.clipping.validate import iterate_before_passes, refuse_unfit
 from anyorder.errors import (
@@ -60,14 +58,15 @@ from anyorder.ledger import Ledger, Units, numbered
 from anyorder.noise import NoiseSource
 from anyorder.participation import KnownOrder, covers
 from anyorder.patterns import Listed, PerEpoch, Separated
-from anyorder.plan.certificate import Certificate, Evidence
-from anyorder.plan.isolation import (
+from anyorder.plan.certificate import (
     CONSTRUCTED,
     EITHER,
     MAPPED,
     PROMISED,
     PROVED,
     UNKNOWN,
+    Certificate,
+    Evidence,
     Isolation,
     sizes_are_public,
 )

@@ -20,8 +20,7 @@ from anyorder.checks import final
 from anyorder.errors import ArgumentError, ModelError, OptimizerWarning, TrainingError
 from anyorder.plan.plan import Plan
 from anyorder.strategy import Independent, SquareRoot, Tree
-from anyorder.workload import Workload
-from anyorder.workload.course import Course
+from anyorder.workload import Course, Workload
 
 
 class FTRL(torch.optim.Optimizer):

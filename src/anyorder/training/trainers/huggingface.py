@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from anyorder import checks
-from anyorder.clipping.clip_rules import Rule
+from anyorder.clipping.norms import Rule
 from anyorder.clipping.torch_private import check_names
 from anyorder.errors import ArgumentError, CheckpointError, LoaderError, ModelError
 from anyorder.plan.plan import Plan
