@@ -57,6 +57,7 @@ setup(
         # A fused multiply-add would change the noise's bits.
         library("anyorder.noise._kernel", "_kernel.cpp", "_kernel.h", "_lanes.h", "_tile.h", "_jump.h", contract="off"),
         library("anyorder.clipping._convolution", "_convolution.cpp", "_convolution.h", contract="fast"),
+        library("anyorder.plan._tree", "_tree.cpp", "_tree.h", contract="off"),
         library("anyorder._id_table", "_id_table.cpp", contract="off"),
     ],
     cmdclass={"build_ext": BuildLibrary, "bdist_wheel": AnyPython},

@@ -1,5 +1,6 @@
 """A unit's receipt shows its own steps and mu, belongs to one certificate, and tells nothing of anybody else."""
 
+import ctypes
 import json
 import os
 import stat
@@ -14,10 +15,12 @@ import pytest
 
 import anyorder as ao
 from anyorder import formats
+from anyorder._library import PATHS
 from anyorder.errors import ArgumentError, CertificateError
 from anyorder.formats import save_json
 from anyorder.ledger import allows, replay
 from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, PoissonSampling, SingleEpoch
+from anyorder.plan import receipt as trees
 from anyorder.plan.certificate import Certificate, Evidence
 from anyorder.plan.receipt import Receipt
 from plans import flat_plan
@@ -41,6 +44,20 @@ def made(participation=RUNS["fixed"][0], history=RUNS["fixed"][1], key=KEY, **ch
 def run_of(name, **changes):
     rule, history, settings = RUNS[name]
     return made(rule, history, **{**settings, **changes})
+
+
+@pytest.fixture(params=["hashlib", *((most, sha) for most in PATHS for sha in (False, True))], ids=str)
+def way(request, monkeypatch):
+    """To make trees; an instruction set that the processor lacks is the best that it has."""
+    if request.param == "hashlib":
+        monkeypatch.setattr(trees, "_library", lambda: None)
+    elif (library := trees._library()) is None:
+        pytest.skip("no compiled library")
+    else:
+        library.anyorder_use(PATHS.index(request.param[0]), request.param[1])
+    yield request.param
+    if request.param != "hashlib":
+        library.anyorder_use(len(PATHS), True)
 
 
 def saved(folder, evidence, unit):
@@ -300,6 +317,7 @@ def test_the_root_is_made_of_leaf_nodes_and_claim_each_under_its_own_tag():
 
 
 @pytest.mark.parametrize(("name", "digest"), [("i", "f23e243958aa7a7b"), ("s", "619fe186a21c2ef6")])
+@pytest.mark.usefixtures("way")
 def test_trees_are_those_of_the_versions_before(name, digest):
     """A certificate that was given out stands for the same receipts: 20 000 units fill several parts of a level."""
     numbers = np.random.default_rng(1).integers(-(1 << 62), 1 << 62, 20_000)
@@ -308,6 +326,61 @@ def test_trees_are_those_of_the_versions_before(name, digest):
     parts = [evidence.certificate.receipt_root]
     parts += [f"{r.unit} {r.steps} {r.slot} {r.salt.hex()} {r.path.hex()}" for r in evidence.receipts(people[::1500])]
     assert sha256("".join(parts).encode()).hexdigest()[:16] == digest
+
+
+FIPS_180_4 = {  # the examples that NIST publishes for it, and the text of no bytes
+    b"": "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
+    b"abc": "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad",
+    b"abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq": "248d6a61d20638b8e5c026930c3e6039"
+    "a33ce45964ff2167f6ecedd419db06c1",
+    b"abcdefghbcdefghicdefghijdefghijkefghijklfghijklmghijklmnhijklmnoijklmnopjklmnopqklmnopqrlmnopqrsmnopqrst"
+    b"nopqrstu": "cf5b16a778af8380036ce59e7b0492370b249b11e8f07a51afac45037afee9d1",
+    b"a" * 10**6: "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0",
+}
+
+
+def test_sha256_of_the_library_is_that_of_fips_180_4(way):
+    if way == "hashlib":
+        digests = {text: sha256(text).hexdigest() for text in FIPS_180_4}
+    else:
+        digests, digest = {}, np.empty(32, np.uint8)
+        for text in FIPS_180_4:
+            trees._library().anyorder_sha256(text, ctypes.c_uint64(len(text)), trees.Memory.from_param(digest))
+            digests[text] = digest.tobytes().hex()
+    assert digests == FIPS_180_4
+
+
+def histories():
+    """Of units with few and many steps, ids short and long, as many as fill a part of a level, or end one."""
+    random = np.random.default_rng(3)
+    yield [[-(1 << 63), (1 << 63) - 1]]
+    yield [[""], ["", "\0" * 300, "\ud800", "a\u00e9"], ["\u00e9" * 70]]
+    yield [np.flatnonzero(random.random(40) < share) for share in random.random(700) ** 3]
+    yield [[f"{i}" * (i % 40) for i in np.flatnonzero(random.random(300) < 0.3)] for _ in range(20)]
+    yield [np.arange(8193)]
+    yield [np.arange(40_000), np.arange(100)]
+
+
+def test_trees_of_the_library_are_those_of_hashlib(way, monkeypatch):
+    for history in histories():
+        ledger = replay(MinSeparation(len(history), 1), history)
+        tree = trees.ReceiptTree(ledger, KEY)
+        wanted = np.unique(np.linspace(0, len(tree.units) - 1, 50).astype(np.int64))[::-1]
+        found = tree.root(""), tree.paths(wanted).tobytes(), tree.paths(wanted[:1]).tobytes()
+        with monkeypatch.context() as other:
+            other.setattr(trees, "_library", lambda: None)
+            tree = trees.ReceiptTree(ledger, KEY)
+            assert found == (tree.root(""), tree.paths(wanted).tobytes(), tree.paths(wanted[:1]).tobytes())
+
+
+def test_any_number_of_threads_makes_the_same_tree(monkeypatch):
+    if trees._library() is None:
+        pytest.skip("no compiled library")
+    tree, roots = trees.ReceiptTree(replay(SingleEpoch(1), [range(300_000)]), KEY), set()
+    for number in ("1", "2", "5"):
+        monkeypatch.setenv("OMP_NUM_THREADS", number)
+        roots.add(tree.root(""))
+    assert len(roots) == 1
 
 
 def test_streams_are_not_used_for_two_records():

@@ -5,20 +5,31 @@ import functools
 import hashlib
 import sys
 from pathlib import Path
+from typing import Any
 
-__all__ = ["CLIPPING_SOURCES", "NOISE_SOURCES", "PATHS", "WARNING", "load", "parallel"]
+__all__ = ["CLIPPING_SOURCES", "NOISE_SOURCES", "PATHS", "TREE_SOURCES", "WARNING", "Memory", "load", "parallel"]
 
 PATHS = ("portable", "avx2", "avx512")  # instruction sets, in the order of their numbers in every library
 
 # What each library is made of, beside it.
 NOISE_SOURCES = ("_kernel.cpp", "_kernel.h", "_lanes.h", "_tile.h", "_jump.h")
 CLIPPING_SOURCES = ("_convolution.cpp", "_convolution.h")
+TREE_SOURCES = ("_tree.cpp", "_tree.h")
 
 WARNING = (
     "Install the package again where a C++ compiler (g++ or clang++) is: in a clone of anyorder, "
     "pip install --force-reinstall --no-deps ."
 )
 """What to do where a library is missing."""
+
+
+class Memory(ctypes.c_void_p):
+    """The type of an argument that is bytes, an array without gaps, or None."""
+
+    @classmethod
+    def from_param(cls, given: Any, /) -> Any:
+        """What ctypes passes on."""
+        return ctypes.c_void_p(given.__array_interface__["data"][0]) if hasattr(given, "dtype") else given
 
 
 def load(file: Path, sources: tuple[str, ...]) -> ctypes.CDLL | None:
