@@ -46,7 +46,7 @@ def run_of(name, **changes):
     return made(rule, history, **{**settings, **changes})
 
 
-@pytest.fixture(params=["hashlib", *((most, sha) for most in PATHS for sha in (False, True))], ids=str)
+@pytest.fixture(params=["hashlib", *PATHS])
 def way(request, monkeypatch):
     """To make trees; an instruction set that the processor lacks is the best that it has."""
     if request.param == "hashlib":
@@ -54,10 +54,10 @@ def way(request, monkeypatch):
     elif (library := trees._library()) is None:
         pytest.skip("no compiled library")
     else:
-        library.anyorder_use(PATHS.index(request.param[0]), request.param[1])
+        library.anyorder_use(PATHS.index(request.param))
     yield request.param
     if request.param != "hashlib":
-        library.anyorder_use(len(PATHS), True)
+        library.anyorder_use(len(PATHS))
 
 
 def saved(folder, evidence, unit):

@@ -9,11 +9,6 @@
 #include <thread>
 #include <vector>
 
-#if defined(__x86_64__)
-#include <cpuid.h>
-#include <immintrin.h>
-#endif
-
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "receipt.py makes the tree");
 
 namespace {
@@ -69,49 +64,6 @@ namespace avx512 {
 #else
 #pragma GCC pop_options
 #endif
-
-// `digest` of four texts by the processor's own instructions.
-__attribute__((target("sha,sse4.1,ssse3"))) void digest_by_sha(const uint8_t* const* texts, uint64_t blocks,
-                                                                uint8_t* const* digests) {
-  const __m128i swapped = _mm_set_epi8(12, 13, 14, 15, 8, 9, 10, 11, 4, 5, 6, 7, 0, 1, 2, 3);
-  __m128i abef[4], cdgh[4], w[4][4];
-  for (int n = 0; n < 4; ++n) {
-    abef[n] = _mm_set_epi32((int)START[0], (int)START[1], (int)START[4], (int)START[5]);
-    cdgh[n] = _mm_set_epi32((int)START[2], (int)START[3], (int)START[6], (int)START[7]);
-  }
-  for (uint64_t at = 0; at < 64 * blocks; at += 64) {
-    __m128i a[4], c[4];
-    for (int n = 0; n < 4; ++n) {
-      a[n] = abef[n], c[n] = cdgh[n];
-      for (int i = 0; i < 4; ++i)
-        w[n][i] = _mm_shuffle_epi8(_mm_loadu_si128((const __m128i*)(texts[n] + at) + i), swapped);
-    }
-#pragma GCC unroll 16
-    for (int r = 0; r < 16; ++r)
-#pragma GCC unroll 4
-      for (int n = 0; n < 4; ++n) {
-        __m128i &now = w[n][r % 4], last = w[n][(r + 3) % 4];
-        if (r >= 4) {
-          const __m128i mixed = _mm_sha256msg1_epu32(now, w[n][(r + 1) % 4]);
-          now = _mm_sha256msg2_epu32(_mm_add_epi32(mixed, _mm_alignr_epi8(last, w[n][(r + 2) % 4], 4)), last);
-        }
-        const __m128i sum = _mm_add_epi32(now, _mm_loadu_si128((const __m128i*)CONSTANTS + r));
-        c[n] = _mm_sha256rnds2_epu32(c[n], a[n], sum);
-        a[n] = _mm_sha256rnds2_epu32(a[n], c[n], _mm_shuffle_epi32(sum, 14));
-      }
-    for (int n = 0; n < 4; ++n) abef[n] = _mm_add_epi32(abef[n], a[n]), cdgh[n] = _mm_add_epi32(cdgh[n], c[n]);
-  }
-  const __m128i reversed = _mm_set_epi8(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  for (int n = 0; n < 4; ++n) {
-    _mm_storeu_si128((__m128i*)digests[n], _mm_shuffle_epi8(_mm_unpackhi_epi64(cdgh[n], abef[n]), reversed));
-    _mm_storeu_si128((__m128i*)digests[n] + 1, _mm_shuffle_epi8(_mm_unpacklo_epi64(cdgh[n], abef[n]), reversed));
-  }
-}
-
-bool has_sha() {
-  unsigned a, b, c, d;
-  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && b >> 29 & 1;
-}
 #endif
 
 namespace portable {
@@ -121,8 +73,7 @@ namespace portable {
 }  // namespace portable
 
 enum { PORTABLE, AVX2, AVX512 };
-int path = PORTABLE;  // `anyorder_use` sets both
-[[maybe_unused]] bool with_sha = false;
+int path = PORTABLE;  // see `anyorder_use`
 constexpr int MOST = 8;  // streams side by side; twice as many texts
 
 int streams() { return 2 << path; }
@@ -135,14 +86,10 @@ void permute(uint64_t* state) {
   portable::permute(state);
 }
 
-// Of `count` texts; there is room for as many as a vector has lanes.
-void digest(const uint8_t* const* texts, [[maybe_unused]] int count, uint64_t blocks, uint8_t* const* digests) {
+// Of as many texts as a vector has lanes.
+void digest(const uint8_t* const* texts, uint64_t blocks, uint8_t* const* digests) {
 #if defined(__x86_64__)
-  if (path == AVX512 && (count > 8 || !with_sha)) return avx512::digest(texts, blocks, digests);
-  if (with_sha) {
-    for (int i = 0; i < count; i += 4) digest_by_sha(texts + i, blocks, digests + i);
-    return;
-  }
+  if (path == AVX512) return avx512::digest(texts, blocks, digests);
   if (path == AVX2) return avx2::digest(texts, blocks, digests);
 #endif
   portable::digest(texts, blocks, digests);
@@ -175,7 +122,7 @@ class Texts {
     const uint8_t* texts[2 * MOST];
     for (int i = 0; i < 2 * MOST; ++i) texts[i] = &texts_[i < count_ ? 64 * blocks_ * i : 0];
     for (int i = count_; i < 2 * MOST; ++i) digests_[i] = nowhere;
-    if (count_) digest(texts, count_, blocks_, digests_);
+    if (count_) digest(texts, blocks_, digests_);
     count_ = 0;
   }
 
@@ -254,11 +201,10 @@ uint64_t threads() {
 
 extern "C" uint64_t anyorder_sources() { return ANYORDER_SOURCES; }
 
-// Of instruction sets the best that the processor has, at most this one; its own for SHA-256 where it has them, or not.
-extern "C" void anyorder_use(int most, [[maybe_unused]] int sha) {
+// Of instruction sets the best that the processor has, at most this one.
+extern "C" void anyorder_use(int most) {
 #if defined(__x86_64__)
   path = __builtin_cpu_supports("avx512f") ? AVX512 : __builtin_cpu_supports("avx2") ? AVX2 : PORTABLE;
-  with_sha = sha && has_sha();
 #endif
   path = std::min(path, most);
 }

@@ -380,5 +380,5 @@ def _library() -> ctypes.CDLL | None:
         library.anyorder_nodes.argtypes = [Memory, whole, *(3 * [Memory]), number, Memory, Memory]
         library.anyorder_families.argtypes = [*(4 * [Memory]), number, Memory, Memory]
         library.anyorder_marks.restype = number
-        library.anyorder_use(PATHS.index(asked) if asked in PATHS else len(PATHS), asked != PATHS[0])
+        library.anyorder_use(PATHS.index(asked) if asked in PATHS else len(PATHS))
     return library
