@@ -89,7 +89,7 @@ function drawBars(answer) {
     const x = left + place(answer.lower_bound);
     const spans = left ? [[20, height]] : rows.map((_, i) => [top + i * step + 16, top + i * step + 37]); // not through names
     svg.append(...spans.map(([from, to]) => drawn("line", {class: "bound", x1: x, x2: x, y1: from, y2: to})),
-      drawn("text", {class: "bound-text", x: Math.min(x + 6, width - 270), y: 14}, `with public batches nothing is below ${digits(answer.lower_bound, 4)}`));
+      drawn("text", x + 300 < width ? {class: "bound-text", x: x + 6, y: 14} : {class: "bound-text", x: width - 2, y: 14, "text-anchor": "end"}, `with public batches nothing is below ${digits(answer.lower_bound, 4)}`));
   }
   $("bars").replaceChildren(svg);
 }
