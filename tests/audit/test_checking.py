@@ -201,7 +201,7 @@ def test_no_order_lets_a_unit_come_more_often_than_what_is_proven():
     """The samplers themselves, run: the weight of every unit in the steps of three epochs."""
     for accumulate, name in product([1, 3], ORDERS):
         from anyorder.audit.observations import weights_of
-        from anyorder.sampling.loader import Origins
+        from anyorder.sampling.read_loader import Origins
 
         make, _, _ = ORDERS[name]
         loader = make()

@@ -17,8 +17,7 @@ from torch.utils.data import (
 
 from anyorder.errors import LoaderError
 from anyorder.participation import FixedOrder, PoissonSampling
-from anyorder.sampling.loader import Origins
-from anyorder.sampling.recognition import find_participation
+from anyorder.sampling.read_loader import Origins, find_participation
 from anyorder.sampling.secret import secret_loader
 from sampling.loaders import SOURCE, private
 

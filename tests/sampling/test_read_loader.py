@@ -13,7 +13,7 @@ from anyorder.errors import LoaderError
 from anyorder.noise import NoiseSource
 from anyorder.participation import BallsInBins, EpochShuffle, FixedOrder, KnownOrder, PoissonSampling, SingleEpoch
 from anyorder.sampling import EpochShuffleSampler, PoissonRates, UnitOrderSampler
-from anyorder.sampling.recognition import find_participation
+from anyorder.sampling.read_loader import find_participation
 from anyorder.sampling.samplers import FixedOrderSampler, PoissonBatchSampler
 from anyorder.sampling.secret import secret_loader
 from sampling.loaders import Backwards, OwnLoader, Pairs, Stream, SubclassedRandom

@@ -11,7 +11,7 @@ from anyorder.errors import LoaderError, ParticipationError
 from anyorder.ledger import replay
 from anyorder.participation import EpochShuffle, FixedOrder, MinSeparation, PoissonSampling, SingleEpoch
 from anyorder.sampling.loader import PrivateLoader
-from anyorder.sampling.recognition import find_participation
+from anyorder.sampling.read_loader import find_participation
 from anyorder.sampling.samplers import PoissonBatchSampler
 from sampling.loaders import (
     DATA,

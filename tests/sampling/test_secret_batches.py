@@ -16,8 +16,9 @@ from anyorder.participation import (
     RandomAllocation,
     TruncatedPoisson,
 )
+from anyorder.sampling.read_loader import read_owners
 from anyorder.sampling.samplers import SecretBatchSampler
-from anyorder.sampling.secret import read_owners, secret_loader
+from anyorder.sampling.secret import secret_loader
 
 SOURCE = NoiseSource(bytes(range(32)))
 N = 24

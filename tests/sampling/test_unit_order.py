@@ -13,7 +13,7 @@ from anyorder.errors import ArgumentError, LoaderError, ParticipationError, Plan
 from anyorder.formatting import rounded_up
 from anyorder.participation import KnownOrder
 from anyorder.sampling import EpochShuffleSampler, UnitOrderSampler
-from anyorder.sampling.recognition import find_participation
+from anyorder.sampling.read_loader import find_participation
 
 
 def steps_of(ids, sampler):

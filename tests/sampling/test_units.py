@@ -9,8 +9,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from anyorder.errors import LoaderError
 from anyorder.participation import PoissonSampling
-from anyorder.sampling.loader import PrivateLoader, extract_units
-from anyorder.sampling.recognition import find_participation
+from anyorder.sampling.loader import PrivateLoader
+from anyorder.sampling.read_loader import extract_units, find_participation
 from anyorder.sampling.samplers import PoissonBatchSampler
 from anyorder.sampling.secret import secret_loader
 from sampling.loaders import DATA, SOURCE, Bulk, N, Stream, nothing, private

@@ -34,7 +34,7 @@ from anyorder.audit.result import Audited
 from anyorder.errors import ArgumentError, CertificateError, CheckpointError, TrainingError
 from anyorder.plan.certificate import Certificate
 from anyorder.plan.plan import Plan
-from anyorder.sampling.loader import Unit
+from anyorder.sampling.read_loader import Unit
 from anyorder.training.engine import PrivacyEngine, networks_of, optimizers_of
 
 # ----------------------------------------------------------------------------------------------------

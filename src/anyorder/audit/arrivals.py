@@ -44,7 +44,7 @@ class Stretch:
         epochs: passes; None where `steps` are given.
         steps: optimizer steps in all; None for whole epochs.
         accumulate: batches of the loader that make a step.
-        unit: whose privacy; see `anyorder.sampling.loader.Unit`.
+        unit: whose privacy; see `anyorder.sampling.read_loader.Unit`.
         is_split: whether each epoch's last step is known to be of what is left of its batches. Else these may be
             dropped, or joined with batches of the next epoch, in which an example comes again.
     """
@@ -155,8 +155,7 @@ def _planned(
         indices: that may come, or all.
         names: of each of them, the number of its unit; None where all differ.
     """
-    from anyorder.sampling.read_loader import check_loader
-    from anyorder.sampling.recognition import participation_of, planned_order
+    from anyorder.sampling.read_loader import check_loader, participation_of, planned_order
 
     try:
         check_loader(loader)
@@ -332,7 +331,7 @@ def _of_opacus(loader: Any, run: Stretch, read: "TossedBatches") -> Arrivals:
 
 def _of_list(batches: Any, run: Stretch) -> Arrivals:
     """Batches in a list, that every epoch reads again."""
-    from anyorder.sampling.loader import extract_units
+    from anyorder.sampling.read_loader import extract_units
 
     if not batches:
         raise LoaderError("an epoch must have a batch, got an empty list")

@@ -752,7 +752,7 @@ class Watch:
         """All that is of the same data, who the indices of this loader are, and the script's own data set."""
         from torch.utils.data import IterableDataset
 
-        from anyorder.sampling.loader import Origins, data_of
+        from anyorder.sampling.read_loader import Origins, data_of
 
         dataset = data_of(loader)
         base = base_of(dataset)

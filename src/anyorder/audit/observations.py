@@ -29,7 +29,7 @@ def names_of(loader: Any, unit: Any, indices: Indices | None) -> Indices | str |
     """The number of the unit of each of these indices; None where all differ; or why they cannot be told."""
     from torch.utils.data import ConcatDataset, Subset
 
-    from anyorder.sampling.loader import Origins
+    from anyorder.sampling.read_loader import Origins
 
     total = size_of(loader.dataset)
     if total is None:
@@ -58,7 +58,7 @@ def numbers(names: NDArray[Any]) -> Indices:
 
 def _units(loader: Any, indices: Indices, unit: Any) -> NDArray[Any]:
     """The id of the unit of each of these examples, read from the data set as the loader would collate them."""
-    from anyorder.sampling.loader import extract_units
+    from anyorder.sampling.read_loader import extract_units
 
     chunk = loader.batch_size or 256
     found = []
@@ -475,7 +475,7 @@ class UnitGroup:
     def names(self, index: Any, data: Any, unit: Any, naming: Callable[[Indices], Indices] | None) -> Indices | None:
         """The units of a batch by number, or None where they cannot be told."""
         if unit is not None:
-            from anyorder.sampling.loader import extract_units
+            from anyorder.sampling.read_loader import extract_units
 
             try:
                 ids = np.asarray(extract_units(data, unit)).tolist()

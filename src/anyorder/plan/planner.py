@@ -258,7 +258,7 @@ def _read_loader(
     loader: Iterable[Any], epochs: int | None, batch_size: int | None, dataset_size: int | None, unit: Any, order: Any,
     neighbours: str,
 ) -> _Steps:  # fmt: skip
-    from anyorder.sampling.recognition import find_participation, find_rates  # the only one here that needs torch
+    from anyorder.sampling.read_loader import find_participation, find_rates  # the only one here that needs torch
 
     is_drawn = order in ("poisson", OrderOptions("poisson"))
     if not is_drawn and order not in (None, "shuffled", OrderOptions("shuffled")):

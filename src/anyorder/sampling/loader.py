@@ -1,6 +1,5 @@
 """The private loader: takes the order of a DataLoader, and hands out its batches with the units in them."""
 
-import copy
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -11,14 +10,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, StackDataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from anyorder import checks
 from anyorder.errors import ArgumentError, LoaderError
 from anyorder.ledger import Units, as_units, numbered
 from anyorder.noise import NoiseSource
-from anyorder.sampling.batch_classes import fields_of
 from anyorder.sampling.batch_identity import Batch, BatchIdentity
 from anyorder.sampling.draws import (
     BatchIndices,
@@ -33,9 +30,18 @@ from anyorder.sampling.draws import (
     process_generators,
     reads_only,
     seeded_parts,
-    user_dataset,
 )
-from anyorder.sampling.read_loader import Order, check_loader, is_plain, take_order
+from anyorder.sampling.read_loader import (
+    Indices,
+    Order,
+    Origins,
+    Unit,
+    check_loader,
+    extract_units,
+    is_plain,
+    rebuild,
+    take_order,
+)
 from anyorder.sampling.row_digests import ExampleDigests
 from anyorder.sampling.samplers import PaddedBatch, SecretBatchSampler, key_of
 from anyorder.sampling.shapes import (
@@ -53,10 +59,6 @@ from anyorder.sampling.shapes import (
 
 _END = object()
 _TOLD = {"dataset", "sampler", "batch_size", "batch_sampler", "drop_last", "num_workers", "collate_fn", "pin_memory"}
-Indices = NDArray[np.int64]
-
-Unit = str | int | Callable[[Any], Any] | None
-"""Whose privacy: None for each example its own; else where a batch keeps the id of each example's unit."""
 
 
 _UNEQUAL = ("stack expects each tensor to be equal size", "should be of equal size", "resize storage")
@@ -495,189 +497,6 @@ class _ResumedBatches:
         self.epoch, self.start = epoch, start
 
 
-def rebuild(loader: DataLoader[Any], batches: Any, **others: Any) -> DataLoader[Any]:
-    """A DataLoader with the same settings, other batches (None for a stream, which has its own), its own generator.
-
-    Args:
-        others: settings that are not the same.
-    """
-    place: dict[str, Any] = {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
-    if batches is not None:
-        # With batch_size=None the data set is asked for a list of indices at once, and the sampler yields the lists.
-        place = {"batch_size": None, "sampler": batches} if loader.batch_sampler is None else {"batch_sampler": batches}
-    same = (
-        "dataset", "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context",
-        "prefetch_factor", "persistent_workers", "pin_memory_device",
-    )  # fmt: skip
-    settings = {name: getattr(loader, name) for name in same} | place | {"generator": torch.Generator()} | others
-    if _has_stack(settings["dataset"]):  # whose places are looked at once
-        settings["dataset"] = settled(settings["dataset"])
-    return DataLoader(**settings)
-
-
-def settled(dataset: Any) -> Any:
-    """The data set, of which each `Subset` goes on listing what it lists now, whatever becomes of the caller's list."""
-    if not (_is_wrapper(dataset) or isinstance(dataset, StackDataset)):
-        return dataset
-    own = copy.copy(dataset)
-    if _is_subset(dataset):
-        own.dataset, own.indices = settled(dataset.dataset), list(dataset.indices)
-    elif isinstance(dataset.datasets, dict):
-        own.datasets = {name: settled(part) for name, part in dataset.datasets.items()}
-    else:
-        own.datasets = type(dataset.datasets)(map(settled, dataset.datasets))
-    return own
-
-
-def _has_stack(dataset: Any) -> bool:
-    if _is_subset(dataset):
-        return _has_stack(dataset.dataset)
-    return isinstance(dataset, StackDataset) or (_is_wrapper(dataset) and any(map(_has_stack, dataset.datasets)))
-
-
-def data_of(loader: DataLoader[Any]) -> Any:
-    """The user's data set, also of a loader that `PrivateLoader` has made."""
-    return user_dataset(loader.dataset)
-
-
 def _draw(seed: int | bytes, epoch: int) -> int:
     """A seed for torch, a function of the loader's seed and the epoch."""
     return int(NoiseSource(key_of(seed)).derive(b"workers").words(epoch, 0, 1)[0])
-
-
-def extract_units(batch: Any, unit: Unit) -> Units:
-    """The ids of the units of a batch, example by example: (m,) int64, or a list of strings.
-
-    Raises: LoaderError if they are not where `unit` says, or are not integers or strings in one dimension.
-    """
-    if callable(unit):
-        ids = unit(batch)
-    else:
-        if not isinstance(unit, (str, int)):
-            raise LoaderError(
-                f"unit must say where the id of each example's unit is in a batch: a field of a dict, a position in a "
-                f"tuple, or a callable: batch -> ids; got {type(unit).__name__}"
-            )
-        if unit not in (found := fields_of(batch)):
-            raise LoaderError(
-                f"unit={unit!r} is not in the batch, a {type(batch).__name__} with the fields {list(found)}; name a "
-                "field of a dict, a position in a tuple, or pass a callable: batch -> ids"
-            )
-        ids = found[unit]
-    try:
-        return as_units(ids.cpu() if isinstance(ids, torch.Tensor) else ids)
-    except (ArgumentError, TypeError) as problem:
-        raise LoaderError(f"unit={unit!r} must give the id of each example in the batch: {problem}") from problem
-
-
-# ----------------------------------------------------------------------------------------------------
-# Where examples come from: torch's wrappers of data sets seen through, so that an example has one name.
-
-
-class Origins:
-    """Names of the examples of a data set: their indices in the data sets that `Subset` and `ConcatDataset` wrap.
-
-    An example of a data set that is no wrapper has its index. Under wrappers the same example has the same name however
-    often it is listed; where several data sets lie beneath, the names of the second follow those of the first.
-
-    Not seen: what a data set or a collate_fn of one's own does with an index, and equal examples in two data sets.
-
-    Raises: LoaderError for a `StackDataset` that joins one example to several others.
-    """
-
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
-        self.is_kept = False
-        self._kept: dict[int, Indices] = {}  # of each `Subset`, by its id: what it listed when that was kept
-        self._first: dict[int, int] = {}  # of each data set beneath, by its id: the name of its example 0
-        self._size = 0
-        self._find_bases(dataset)
-        self._is_wrapper = isinstance(dataset, (Subset, ConcatDataset))
-
-    def keep(self) -> None:
-        """Have the names be those of now, until this is called again, whatever a `Subset` comes to list."""
-        self.is_kept, waiting = True, [self._dataset]
-        while waiting:
-            one = waiting.pop()
-            if _is_subset(one):
-                self._kept[id(one)] = np.array(one.indices, np.int64)
-                waiting.append(one.dataset)
-            elif isinstance(one, ConcatDataset):
-                waiting += one.datasets
-
-    def names(self, indices: Indices) -> Indices:
-        """(m,) int64: the names of the examples of these indices."""
-        return self._names(self._dataset, indices) if self._is_wrapper else indices
-
-    def check_distinct(self, indices: Indices) -> None:
-        """Raise LoaderError if two of these indices are the same example."""
-        if not _is_wrapper(self._dataset):
-            return
-        names = self.names(indices)
-        if len(np.unique(names)) < len(names):
-            raise LoaderError(
-                "the data set lists an example more than once (a Subset with repeated indices, or a ConcatDataset of "
-                "parts that overlap), so that it would take part more than once an epoch; list each once, or pass "
-                "order= to ao.plan, which the ledger then enforces step by step"
-            )
-
-    def _find_bases(self, dataset: Any) -> None:
-        if _is_subset(dataset):
-            self._find_bases(dataset.dataset)
-        elif isinstance(dataset, ConcatDataset):
-            for part in dataset.datasets:
-                self._find_bases(part)
-        elif id(dataset) not in self._first:
-            if isinstance(dataset, StackDataset):
-                _check_stack(dataset)
-            self._first[id(dataset)] = self._size
-            self._size += len(dataset) if hasattr(dataset, "__len__") else 1 << 40
-
-    def _names(self, dataset: Any, indices: Indices) -> Indices:
-        if _is_subset(dataset):
-            listed = self._kept.get(id(dataset), dataset.indices)
-            return self._names(dataset.dataset, _picked(listed, indices, dataset.dataset))
-        if isinstance(dataset, ConcatDataset):
-            ends = np.asarray(dataset.cumulative_sizes, np.int64)
-            part_of = np.searchsorted(ends, indices, side="right")
-            names = np.empty_like(indices)
-            for part in np.unique(part_of).tolist():
-                chosen = part_of == part
-                start = ends[part - 1] if part else 0
-                names[chosen] = self._names(dataset.datasets[part], indices[chosen] - start)
-            return names
-        return indices + self._first[id(dataset)]
-
-
-def _is_subset(dataset: Any) -> bool:
-    return isinstance(dataset, Subset) and len(dataset) == len(dataset.indices)
-
-
-def _is_wrapper(dataset: Any) -> bool:
-    return _is_subset(dataset) or isinstance(dataset, ConcatDataset)
-
-
-def _picked(listed: Any, indices: Indices, inner: Any) -> Indices:
-    """`listed[indices]`, looked up now: the list may be another one in the next epoch."""
-    if 8 * len(indices) > len(listed):
-        picked = np.asarray(listed, np.int64)[indices]
-    else:
-        picked = np.array([int(listed[i]) for i in indices.tolist()], np.int64)
-    return np.where(picked < 0, picked + len(inner), picked) if picked.min(initial=0) < 0 else picked
-
-
-def _check_stack(dataset: StackDataset[Any]) -> None:
-    """Refuse a stack in which an example of one of its parts stands in several places."""
-    parts = list(dataset.datasets.values() if isinstance(dataset.datasets, dict) else dataset.datasets)
-    if not any(map(_is_wrapper, parts)):
-        return
-    joined = Origins(ConcatDataset(parts))
-    names = joined.names(np.arange(sum(map(len, parts)))).reshape(len(parts), -1)
-    places = np.broadcast_to(np.arange(names.shape[1]), names.shape)
-    pairs = np.unique(np.stack([names.ravel(), places.ravel()]), axis=1)
-    if len(np.unique(pairs[0])) < pairs.shape[1]:
-        raise LoaderError(
-            "the StackDataset joins one example of a part to several of another, so that it would take part more than "
-            "once an epoch; use each once, or name the units with unit= in make_private and pass order= to "
-            "ao.plan"
-        )

@@ -2,9 +2,11 @@
 
 Samplers are known by their exact class: a subclass may do anything. Nothing is drawn and no sampler iterated to read a
 loader. What is read is described however the order is; `refusal` says why no plan can be made of it, if none can.
+Behind that: the names of examples under torch's wrappers of data sets, whose they are, and orders as participations.
 """
 
-from collections.abc import Callable, Iterator
+import copy
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Literal
@@ -14,19 +16,29 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import (
     BatchSampler,
+    ConcatDataset,
     DataLoader,
     DistributedSampler,
     IterableDataset,
     RandomSampler,
     SequentialSampler,
+    StackDataset,
+    Subset,
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
 
+from anyorder import checks
 from anyorder._draws import words as words_of
 from anyorder.checks import is_of
-from anyorder.errors import LoaderError
+from anyorder.errors import ArgumentError, LoaderError
+from anyorder.ledger import Units, as_units
 from anyorder.noise import NoiseSource
+from anyorder.participation import PoissonSampling
+from anyorder.participation.registry import recognised
+from anyorder.patterns import LoaderFacts, Participation
+from anyorder.sampling.batch_classes import fields_of
+from anyorder.sampling.draws import alone, held_generators, user_dataset
 from anyorder.sampling.samplers import (
     EpochShuffleSampler,
     FixedOrderSampler,
@@ -38,6 +50,10 @@ from anyorder.sampling.samplers import (
 from anyorder.sampling.unit_order import UnitOrderSampler
 
 Indices = NDArray[np.int64]
+
+Unit = str | int | Callable[[Any], Any] | None
+"""Whose privacy: None for each example its own; else where a batch keeps the id of each example's unit."""
+
 Keyed = FixedOrderSampler | EpochShuffleSampler
 Kind = Literal["fixed", "shuffled", "poisson", "secret", "unknown"]
 Drawn = tuple[Callable[[int], Indices], Keyed | None]
@@ -710,3 +726,361 @@ def take_order(loader: DataLoader[Any], seed: int | bytes) -> Order:
     size = getattr(batcher, "batch_size", None) or 1
     dataset_size = len(loader.dataset)  # type: ignore[arg-type]
     return Order("unknown", phrase, batches, len(batcher), size, dataset_size, repeatable=bool(told))
+
+
+# ----------------------------------------------------------------------------------------------------
+# Where examples come from: torch's wrappers of data sets seen through, so that an example has one name.
+
+
+class Origins:
+    """Names of the examples of a data set: their indices in the data sets that `Subset` and `ConcatDataset` wrap.
+
+    An example of a data set that is no wrapper has its index. Under wrappers the same example has the same name however
+    often it is listed; where several data sets lie beneath, the names of the second follow those of the first.
+
+    Not seen: what a data set or a collate_fn of one's own does with an index, and equal examples in two data sets.
+
+    Raises: LoaderError for a `StackDataset` that joins one example to several others.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+        self.is_kept = False
+        self._kept: dict[int, Indices] = {}  # of each `Subset`, by its id: what it listed when that was kept
+        self._first: dict[int, int] = {}  # of each data set beneath, by its id: the name of its example 0
+        self._size = 0
+        self._find_bases(dataset)
+        self._is_wrapper = isinstance(dataset, (Subset, ConcatDataset))
+
+    def keep(self) -> None:
+        """Have the names be those of now, until this is called again, whatever a `Subset` comes to list."""
+        self.is_kept, waiting = True, [self._dataset]
+        while waiting:
+            one = waiting.pop()
+            if _is_subset(one):
+                self._kept[id(one)] = np.array(one.indices, np.int64)
+                waiting.append(one.dataset)
+            elif isinstance(one, ConcatDataset):
+                waiting += one.datasets
+
+    def names(self, indices: Indices) -> Indices:
+        """(m,) int64: the names of the examples of these indices."""
+        return self._names(self._dataset, indices) if self._is_wrapper else indices
+
+    def check_distinct(self, indices: Indices) -> None:
+        """Raise LoaderError if two of these indices are the same example."""
+        if not _is_wrapper(self._dataset):
+            return
+        names = self.names(indices)
+        if len(np.unique(names)) < len(names):
+            raise LoaderError(
+                "the data set lists an example more than once (a Subset with repeated indices, or a ConcatDataset of "
+                "parts that overlap), so that it would take part more than once an epoch; list each once, or pass "
+                "order= to ao.plan, which the ledger then enforces step by step"
+            )
+
+    def _find_bases(self, dataset: Any) -> None:
+        if _is_subset(dataset):
+            self._find_bases(dataset.dataset)
+        elif isinstance(dataset, ConcatDataset):
+            for part in dataset.datasets:
+                self._find_bases(part)
+        elif id(dataset) not in self._first:
+            if isinstance(dataset, StackDataset):
+                _check_stack(dataset)
+            self._first[id(dataset)] = self._size
+            self._size += len(dataset) if hasattr(dataset, "__len__") else 1 << 40
+
+    def _names(self, dataset: Any, indices: Indices) -> Indices:
+        if _is_subset(dataset):
+            listed = self._kept.get(id(dataset), dataset.indices)
+            return self._names(dataset.dataset, _picked(listed, indices, dataset.dataset))
+        if isinstance(dataset, ConcatDataset):
+            ends = np.asarray(dataset.cumulative_sizes, np.int64)
+            part_of = np.searchsorted(ends, indices, side="right")
+            names = np.empty_like(indices)
+            for part in np.unique(part_of).tolist():
+                chosen = part_of == part
+                start = ends[part - 1] if part else 0
+                names[chosen] = self._names(dataset.datasets[part], indices[chosen] - start)
+            return names
+        return indices + self._first[id(dataset)]
+
+
+def _is_subset(dataset: Any) -> bool:
+    return isinstance(dataset, Subset) and len(dataset) == len(dataset.indices)
+
+
+def _is_wrapper(dataset: Any) -> bool:
+    return _is_subset(dataset) or isinstance(dataset, ConcatDataset)
+
+
+def _picked(listed: Any, indices: Indices, inner: Any) -> Indices:
+    """`listed[indices]`, looked up now: the list may be another one in the next epoch."""
+    if 8 * len(indices) > len(listed):
+        picked = np.asarray(listed, np.int64)[indices]
+    else:
+        picked = np.array([int(listed[i]) for i in indices.tolist()], np.int64)
+    return np.where(picked < 0, picked + len(inner), picked) if picked.min(initial=0) < 0 else picked
+
+
+def _check_stack(dataset: StackDataset[Any]) -> None:
+    """Refuse a stack in which an example of one of its parts stands in several places."""
+    parts = list(dataset.datasets.values() if isinstance(dataset.datasets, dict) else dataset.datasets)
+    if not any(map(_is_wrapper, parts)):
+        return
+    joined = Origins(ConcatDataset(parts))
+    names = joined.names(np.arange(sum(map(len, parts)))).reshape(len(parts), -1)
+    places = np.broadcast_to(np.arange(names.shape[1]), names.shape)
+    pairs = np.unique(np.stack([names.ravel(), places.ravel()]), axis=1)
+    if len(np.unique(pairs[0])) < pairs.shape[1]:
+        raise LoaderError(
+            "the StackDataset joins one example of a part to several of another, so that it would take part more than "
+            "once an epoch; use each once, or name the units with unit= in make_private and pass order= to "
+            "ao.plan"
+        )
+
+
+def settled(dataset: Any) -> Any:
+    """The data set, of which each `Subset` goes on listing what it lists now, whatever becomes of the caller's list."""
+    if not (_is_wrapper(dataset) or isinstance(dataset, StackDataset)):
+        return dataset
+    own = copy.copy(dataset)
+    if _is_subset(dataset):
+        own.dataset, own.indices = settled(dataset.dataset), list(dataset.indices)
+    elif isinstance(dataset.datasets, dict):
+        own.datasets = {name: settled(part) for name, part in dataset.datasets.items()}
+    else:
+        own.datasets = type(dataset.datasets)(map(settled, dataset.datasets))
+    return own
+
+
+def _has_stack(dataset: Any) -> bool:
+    if _is_subset(dataset):
+        return _has_stack(dataset.dataset)
+    return isinstance(dataset, StackDataset) or (_is_wrapper(dataset) and any(map(_has_stack, dataset.datasets)))
+
+
+def data_of(loader: DataLoader[Any]) -> Any:
+    """The user's data set, also of a loader that `PrivateLoader` has made."""
+    return user_dataset(loader.dataset)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Whose examples they are: what batches say, and a data set read once.
+
+
+def extract_units(batch: Any, unit: Unit) -> Units:
+    """The ids of the units of a batch, example by example: (m,) int64, or a list of strings.
+
+    Raises: LoaderError if they are not where `unit` says, or are not integers or strings in one dimension.
+    """
+    if callable(unit):
+        ids = unit(batch)
+    else:
+        if not isinstance(unit, (str, int)):
+            raise LoaderError(
+                f"unit must say where the id of each example's unit is in a batch: a field of a dict, a position in a "
+                f"tuple, or a callable: batch -> ids; got {type(unit).__name__}"
+            )
+        if unit not in (found := fields_of(batch)):
+            raise LoaderError(
+                f"unit={unit!r} is not in the batch, a {type(batch).__name__} with the fields {list(found)}; name a "
+                "field of a dict, a position in a tuple, or pass a callable: batch -> ids"
+            )
+        ids = found[unit]
+    try:
+        return as_units(ids.cpu() if isinstance(ids, torch.Tensor) else ids)
+    except (ArgumentError, TypeError) as problem:
+        raise LoaderError(f"unit={unit!r} must give the id of each example in the batch: {problem}") from problem
+
+
+_AT_ONCE = 256
+
+
+def read_owners(loader: DataLoader[Any], members: Indices, unit: Unit, at_once: int = _AT_ONCE) -> Units:
+    """The id of each member's unit, in their order.
+
+    Args:
+        loader: whose data set, collation and workers are used.
+        members: indices, each read once.
+        unit: where a batch keeps the ids.
+        at_once: examples in a batch.
+    """
+    chunks = [members[i : i + at_once].tolist() for i in range(0, len(members), at_once)]
+    # Nothing is trained on what is read here, and who watches a training is told so. What is drawn is not used.
+    with torch.no_grad(), alone(0, held_generators(loader.dataset, loader.collate_fn)):
+        found = [
+            _of_all(extract_units(batch, unit), len(chunk))
+            for chunk, batch in zip(chunks, rebuild(loader, chunks), strict=True)
+        ]
+    if any(isinstance(units, list) for units in found):
+        return [unit for units in found for unit in units]
+    return np.concatenate(found)
+
+
+def _of_all(units: Units, examples: int) -> Units:
+    if len(units) != examples:
+        raise LoaderError(f"unit= must give one id for each of the {examples} examples of a batch, got {len(units)}")
+    return units
+
+
+def rebuild(loader: DataLoader[Any], batches: Any, **others: Any) -> DataLoader[Any]:
+    """A DataLoader with the same settings, other batches (None for a stream, which has its own), its own generator.
+
+    Args:
+        others: settings that are not the same.
+    """
+    place: dict[str, Any] = {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+    if batches is not None:
+        # With batch_size=None the data set is asked for a list of indices at once, and the sampler yields the lists.
+        place = {"batch_size": None, "sampler": batches} if loader.batch_sampler is None else {"batch_sampler": batches}
+    same = (
+        "dataset", "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context",
+        "prefetch_factor", "persistent_workers", "pin_memory_device",
+    )  # fmt: skip
+    settings = {name: getattr(loader, name) for name in same} | place | {"generator": torch.Generator()} | others
+    if _has_stack(settings["dataset"]):  # whose places are looked at once
+        settings["dataset"] = settled(settings["dataset"])
+    return DataLoader(**settings)
+
+
+# ----------------------------------------------------------------------------------------------------
+# The participation that a loader's order amounts to.
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a loader's order says about participation.
+
+    Attributes:
+        participation: who takes part when, if every batch is one step.
+        batch_size: examples in a full batch, over all ranks together; the expected size under Poisson sampling.
+        dataset_size: examples that take part.
+        steps_per_epoch: batches in one epoch.
+        order: the order found, in words.
+    """
+
+    participation: Participation
+    batch_size: int
+    dataset_size: int
+    steps_per_epoch: int
+    order: str
+
+
+def find_participation(loader: Any, epochs: int, *, unit: Unit = None, accumulate: int = 1) -> Found:
+    """The participation of the examples of a loader that is run through `epochs` times.
+
+    Each batch is a step. With `accumulate`, so many batches are, fewer in the last step of an epoch where the epoch is
+    not divided by it; the numbers of `Found` are still those of batches.
+
+        sequential, FixedOrderSampler, DistributedSampler(shuffle=False)                             FixedOrder
+        shuffle=True, RandomSampler, SubsetRandomSampler, EpochShuffleSampler, DistributedSampler    EpochShuffle
+        any of these for one epoch                                                                   SingleEpoch
+        a list of indices or of batches, each index once                                             FixedOrder
+        PoissonBatchSampler                                                                          PoissonSampling
+
+    With `unit` it is that of the units, a `KnownOrder`: the data set is read once, for who owns which example. The
+    order must then be known beforehand: sequential, FixedOrderSampler, EpochShuffleSampler, UnitOrderSampler. How many
+    examples each unit has, and so its steps, is public in that claim.
+
+    A step under a DistributedSampler is one batch on all ranks together; all ranks must use one seed.
+
+    Examples are told apart through `Subset` and `ConcatDataset`: one that such a data set lists twice comes twice.
+
+    Raises: LoaderError for an order that is not known, or in which an example may come twice in an epoch, or a unit in
+        two of the batches that make a step.
+    """
+    epochs = checks.integer("epochs", epochs, low=1)
+    accumulate = checks.integer("accumulate", accumulate, low=1)
+    check_loader(loader)
+    order = planned_order(loader, accumulate)
+    per_epoch = -(-order.steps // accumulate)
+    units = None if unit is None else _units_of_steps(order, epochs, accumulate, loader, unit)
+    participation = participation_of(order, accumulate, epochs * per_epoch, epochs, units)
+    return Found(participation, order.batch_size * order.ranks, order.dataset_size, order.steps, order.phrase)
+
+
+def find_rates(loader: Any, epochs: int) -> Found | None:
+    """Poisson sampling of the examples of a loader whose sampler weights them; None for other loaders.
+
+    Raises: LoaderError for weights that cannot be rates.
+    """
+    check_loader(loader)
+    found = read_rates(loader)
+    if found is None:
+        return None
+    rule = PoissonSampling(checks.integer("epochs", epochs, low=1) * found.steps, found.most)
+    order = "Poisson sampling, each example at a rate of its own"
+    return Found(rule, found.batch_size, len(found.rates), found.steps, order)
+
+
+def planned_order(loader: DataLoader[Any], accumulate: int) -> Order:
+    """The order of a checked loader, if a plan can be made of it. Raises: LoaderError."""
+    order = read_order(loader, 0)
+    if order.kind == "secret":
+        raise LoaderError(f"the batches are those of a plan already: {order.phrase}; give its order as order=")
+    if order.kind == "poisson" and accumulate != 1:
+        raise LoaderError(f"batches of Poisson sampling are steps each: accumulate must be 1, got {accumulate}")
+    check_ranks(order)
+    assert order.members is not None
+    Origins(loader.dataset).check_distinct(order.members)
+    return order
+
+
+def participation_of(
+    order: Order, accumulate: int, steps: int, epochs: int, units: Sequence[Any] | None = None
+) -> Participation:
+    """The participation of a `planned_order` that is run for so many steps, in so many epochs.
+
+    Args:
+        units: those of each step, where they are asked for by name.
+    """
+    if units is not None:
+        check_known_beforehand(order)
+    found = recognised(
+        LoaderFacts(
+            steps, epochs, -(-order.steps // accumulate), is_once=units is None and order.kind in ("fixed", "shuffled"),
+            is_fixed=order.kind == "fixed", probability=order.probability if units is None else None, units=units,
+        )
+    )  # fmt: skip
+    if found is None:
+        raise LoaderError(f"this order is none that claims are proven for: {order.phrase}")
+    return found
+
+
+def check_known_beforehand(order: Order) -> None:
+    """Raise LoaderError unless the steps of units can be told before the run."""
+    if not order.known_beforehand:
+        raise LoaderError(
+            f"the steps of units must be known beforehand, and this order is {order.phrase}"
+            f"{f', dealt out to {order.ranks} ranks' if order.ranks > 1 else ''}; use batch_sampler="
+            "anyorder.sampling.UnitOrderSampler(ids, batch_size), sampler=anyorder.FixedOrderSampler(data, seed) or "
+            "anyorder.sampling.EpochShuffleSampler(data, seed), or pass order= to ao.plan (for example "
+            "MinSeparation), which the ledger then enforces step by step"
+        )
+
+
+def _units_of_steps(order: Order, epochs: int, accumulate: int, loader: DataLoader[Any], unit: Unit) -> list[Any]:
+    """Which units are in which step of all epochs."""
+    check_known_beforehand(order)
+    assert order.members is not None
+    members = np.sort(order.members)
+    ids = np.asarray(read_owners(loader, members, unit, order.batch_size))
+    per_epoch = -(-order.steps // accumulate)
+    steps: list[list[Any]] = [[] for _ in range(epochs * per_epoch)]
+    for epoch in range(epochs):
+        for i, batch in enumerate(order.batches(epoch, 0)):
+            came = ids[np.searchsorted(members, batch)].tolist()
+            if i % accumulate == 0:
+                seen: set[Any] = set()
+            if not seen.isdisjoint(came):
+                raise LoaderError(
+                    f"a unit is in two of the {accumulate} batches that make a step, and would be clipped in each: "
+                    "keep the examples of a unit in one batch, with batch_sampler="
+                    "anyorder.sampling.UnitOrderSampler(ids, batch_size), or make the loader with the batch size of a "
+                    "step, and bound memory by make_private(chunk_size=..)"
+                )
+            seen.update(came)
+            steps[epoch * per_epoch + i // accumulate] += came
+    return steps

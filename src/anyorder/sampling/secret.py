@@ -1,55 +1,30 @@
-"""Who owns which example: a data set read once."""
+"""Secret sampling: a loader that draws each unit by itself, from the examples that a loader may give."""
 
 from typing import Any
 
 import numpy as np
-from torch import no_grad
 from torch.utils.data import DataLoader, IterableDataset
 
 from anyorder import checks
 from anyorder._draws import Draws, check_size
 from anyorder.errors import ArgumentError, LoaderError
-from anyorder.ledger import Units, numbered
+from anyorder.ledger import numbered
 from anyorder.noise import NoiseSource
 from anyorder.patterns import Participation
-from anyorder.sampling.draws import alone, held_generators
-from anyorder.sampling.loader import Indices, Origins, Unit, extract_units, rebuild, settled
-from anyorder.sampling.read_loader import Rates, check_loader, read_order, read_rates
+from anyorder.sampling.read_loader import (
+    Indices,
+    Origins,
+    Rates,
+    Unit,
+    check_loader,
+    read_order,
+    read_owners,
+    read_rates,
+    rebuild,
+    settled,
+)
 from anyorder.sampling.samplers import Owned, SecretBatchSampler
 from anyorder.sampling.shapes import CollateAny
-
-_AT_ONCE = 256
-
-
-def read_owners(loader: DataLoader[Any], members: Indices, unit: Unit, at_once: int = _AT_ONCE) -> Units:
-    """The id of each member's unit, in their order.
-
-    Args:
-        loader: whose data set, collation and workers are used.
-        members: indices, each read once.
-        unit: where a batch keeps the ids.
-        at_once: examples in a batch.
-    """
-    chunks = [members[i : i + at_once].tolist() for i in range(0, len(members), at_once)]
-    # Nothing is trained on what is read here, and who watches a training is told so. What is drawn is not used.
-    with no_grad(), alone(0, held_generators(loader.dataset, loader.collate_fn)):
-        found = [
-            _of_all(extract_units(batch, unit), len(chunk))
-            for chunk, batch in zip(chunks, rebuild(loader, chunks), strict=True)
-        ]
-    if any(isinstance(units, list) for units in found):
-        return [unit for units in found for unit in units]
-    return np.concatenate(found)
-
-
-def _of_all(units: Units, examples: int) -> Units:
-    if len(units) != examples:
-        raise LoaderError(f"unit= must give one id for each of the {examples} examples of a batch, got {len(units)}")
-    return units
-
-
-# ----------------------------------------------------------------------------------------------------
-# Secret sampling: a loader that draws each unit by itself, from the examples that a loader may give.
 
 
 def secret_loader(

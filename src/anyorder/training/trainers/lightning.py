@@ -12,7 +12,8 @@ from torch.optim import Optimizer
 from anyorder import checks
 from anyorder.errors import ArgumentError, CheckpointError, OptimizerWarning, TrainingError
 from anyorder.plan.plan import Plan
-from anyorder.sampling.loader import PrivateLoader, Unit
+from anyorder.sampling.loader import PrivateLoader
+from anyorder.sampling.read_loader import Unit
 from anyorder.training.engine import PrivacyEngine, check_unit
 from anyorder.training.metrics import Metrics
 from anyorder.training.optimizers import Public
