@@ -1203,6 +1203,9 @@ def sparse_rows(ids: Tensor, values: Tensor, shape: Sequence[int]) -> Tensor:
 
 # ----------------------------------------------------------------------------------------------------
 # How the norms of a unit's gradient become the factors by which it is multiplied.
+#
+# `Flat`, `PerGroup` and `Automatic` are factors under the plan's own norm. `Adaptive`, which users give as a rule
+# too, is a schedule of norms, whose factors are `Flat`: it stands in `release/schedules.py`, and `Cut` joins the two.
 
 
 __all__ = ["Automatic", "ClipRule", "Cut", "Flat", "PerGroup", "Rule"]

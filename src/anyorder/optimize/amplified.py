@@ -36,13 +36,13 @@ from anyorder.strategy.banded import fit_banded
 from anyorder.strategy.banded_inverse import BandedInverse, fits_banded_inverse
 from anyorder.strategy.base import DENSE_STEPS, Strategy
 from anyorder.strategy.blt import blt_of, grown, series_loss
+from anyorder.strategy.bound import rounded
 from anyorder.strategy.error import squared_error
 from anyorder.strategy.fitting import Valued, descend
 from anyorder.strategy.independent import Independent
 from anyorder.strategy.registry import kind_of
 from anyorder.strategy.rescaled import normalised
 from anyorder.strategy.restarted_blt import fits_restarted
-from anyorder.strategy.rounding import rounded
 from anyorder.strategy.toeplitz import (
     Problem,
     ToeplitzBanded,

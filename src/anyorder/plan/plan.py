@@ -65,7 +65,7 @@ class Plan:
         noise_std = sigma * clip_norm * sens(C, participation) * (1 + rounding)
         mu = f / sigma,  f = 1 (zero-out, add-or-remove) or 2 (replace-one)        Gaussian DP, exact
 
-    `rounding` covers that coefficients are rounded to float32 when noise is made; see `anyorder.strategy.rounding`.
+    `rounding` covers that coefficients are rounded to float32 when noise is made; see `anyorder.strategy.bound`.
 
     Where steps are drawn in secret, noise_std = sigma * clip_norm * (1 + rounding), epsilon comes from the
     amplified claim, and mu does not exist; `known_epsilon` is what is left if the batches became known. See

@@ -13,10 +13,9 @@ from anyorder.errors import ArgumentError, PlanError
 from anyorder.patterns import Groups, Listed, Participation, Pattern, Separated
 from anyorder.strategy.arithmetic import dot, gram_of_lower, lower_product, product, root_of
 from anyorder.strategy.base import Recurrence, Row, State, Strategy, Vector, check_lower_triangular, pack, unpack
-from anyorder.strategy.bound import Bound, better, roots, visits
+from anyorder.strategy.bound import Bound, Change, better, by_entry, root, roots, rounded, visits
 from anyorder.strategy.fitting import Valued, by_rows, descend, mostly_last, shuffled, stride
 from anyorder.strategy.gram import BandedGram, banded_bound, banded_squares, banded_terms, gram_bound
-from anyorder.strategy.rounding import Change, by_entry, root, rounded
 from anyorder.strategy.toeplitz import Problem, delays, fit_toeplitz
 from anyorder.strategy.variances import Way, by_bands, of_iterates, substituted
 from anyorder.workload import Workload, prefix_sum

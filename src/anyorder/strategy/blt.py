@@ -17,10 +17,22 @@ from anyorder.patterns import Listed, Participation, Pattern, PerEpoch, Separate
 from anyorder.strategy import toeplitz
 from anyorder.strategy.arithmetic import expm1s, exps, log, logs, powers, times
 from anyorder.strategy.base import DENSE_STEPS, Recurrence, Row, State, Vector
-from anyorder.strategy.bound import Bound, UnitSquares, Visits, better, from_sum, largest, roots, visits
+from anyorder.strategy.bound import (
+    Bound,
+    Change,
+    UnitSquares,
+    Visits,
+    better,
+    from_sum,
+    largest,
+    of_series,
+    roots,
+    rounded,
+    rounded_decays,
+    visits,
+)
 from anyorder.strategy.fitting import OBJECTIVES, Valued, check_optimisable, descend, stride
 from anyorder.strategy.gram import convex_bound
-from anyorder.strategy.rounding import Change, of_series, rounded, rounded_decays
 from anyorder.strategy.toeplitz import Problem, Toeplitz, reciprocal, repeated
 from anyorder.strategy.variances import Way, by_recurrence, joined
 from anyorder.workload import GivenWorkload, Workload

@@ -17,8 +17,8 @@ from anyorder.patterns import Groups, Listed, Participation, PerEpoch, Separated
 from anyorder.strategy.arithmetic import coarse, exps, logs, solved, times
 from anyorder.strategy.banded import epoch_factors, epoch_shares, fit_banded
 from anyorder.strategy.base import DENSE_STEPS, Combination, Terms, check_lower_triangular, pack, unpack
+from anyorder.strategy.bound import Change, inversion, norm, resolvent, rounded
 from anyorder.strategy.fitting import by_rows, disjoint, mostly_last
-from anyorder.strategy.rounding import Change, inversion, norm, resolvent, rounded
 from anyorder.strategy.variances import by_columns
 from anyorder.workload import Workload
 

@@ -13,8 +13,8 @@ from anyorder.patterns import Participation
 from anyorder.strategy import cache, dense
 from anyorder.strategy.arithmetic import inverse_of_lower, product, solved
 from anyorder.strategy.base import Recurrence, Row, State, Strategy, Vector, pack, unpack
+from anyorder.strategy.bound import Change, inversion, norm, resolvent, root, rounded
 from anyorder.strategy.dense import Dense
-from anyorder.strategy.rounding import Change, inversion, norm, resolvent, root, rounded
 from anyorder.strategy.toeplitz import delays
 from anyorder.workload import Workload
 

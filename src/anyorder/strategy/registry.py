@@ -34,13 +34,12 @@ from anyorder.strategy.banded import Banded
 from anyorder.strategy.banded_inverse import BandedInverse
 from anyorder.strategy.base import Strategy
 from anyorder.strategy.blt import BLT
-from anyorder.strategy.bound import Bound
+from anyorder.strategy.bound import Bound, Change, under_coins
 from anyorder.strategy.dense import Dense
 from anyorder.strategy.independent import Independent
 from anyorder.strategy.low_rank import BandedLowRank
 from anyorder.strategy.rescaled import Rescaled
 from anyorder.strategy.restarted_blt import RestartedBLT
-from anyorder.strategy.rounding import Change, under_coins
 from anyorder.strategy.toeplitz import SquareRoot, ToeplitzBanded
 from anyorder.strategy.tree import Tree
 from anyorder.strategy.variances import Way
@@ -98,7 +97,7 @@ class Variances(NamedTuple):
 
 
 class Rounding(NamedTuple):
-    """What float32 does to the strategies of a kind; see `anyorder.strategy.rounding`.
+    """What float32 does to the strategies of a kind; see `anyorder.strategy.bound`.
 
     Attributes:
         change: of C.

@@ -15,11 +15,21 @@ from anyorder.strategy.arithmetic import dot, exps, inverse_of_lower, product, t
 from anyorder.strategy.banded import Banded
 from anyorder.strategy.base import DENSE_STEPS, Recurrence, Row, State, Strategy, Vector
 from anyorder.strategy.blt import BLT
-from anyorder.strategy.bound import Bound, UnitSquares, Visits, from_sum, largest, roots, visits
+from anyorder.strategy.bound import (
+    Bound,
+    Change,
+    UnitSquares,
+    Visits,
+    by_entry,
+    from_sum,
+    largest,
+    roots,
+    rounded,
+    visits,
+)
 from anyorder.strategy.fitting import Valued, descend, describes_all, disjoint
 from anyorder.strategy.gram import BandedGram, banded_bound, banded_squares, gram_bound, matrix_bound, matrix_units
 from anyorder.strategy.independent import Independent
-from anyorder.strategy.rounding import Change, by_entry, rounded
 from anyorder.strategy.toeplitz import Toeplitz, ToeplitzBanded
 from anyorder.workload import Workload
 

@@ -16,10 +16,21 @@ from anyorder.patterns import Listed, Participation, Pattern, PerEpoch, Separate
 from anyorder.strategy.arithmetic import dot, exps, log, logs, powers, product, times
 from anyorder.strategy.base import DENSE_STEPS, Recurrence, Row, State, Strategy, Vector
 from anyorder.strategy.blt import BLT
-from anyorder.strategy.bound import Bound, Visits, from_sum, roots, visits
+from anyorder.strategy.bound import (
+    Bound,
+    Change,
+    Visits,
+    as_operator,
+    from_sum,
+    inverse_norm,
+    root,
+    roots,
+    rounded,
+    rounded_decays,
+    visits,
+)
 from anyorder.strategy.fitting import Valued, by_rows, descend, mostly_last, shuffled
 from anyorder.strategy.gram import matrix_bound, matrix_units
-from anyorder.strategy.rounding import Change, as_operator, inverse_norm, root, rounded, rounded_decays
 from anyorder.strategy.toeplitz import inverse_series
 from anyorder.strategy.variances import Way, by_recurrence, of_iterates
 from anyorder.workload import GivenWorkload, Workload

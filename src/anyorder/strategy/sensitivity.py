@@ -7,7 +7,7 @@ The row of a kind in `registry` says its `bound` and `units`, which stand in the
 more than X itself takes those of `gram`.
 
 `rounding` is by how much more a unit can move it with the float32 numbers that noise is made with; the proof stands in
-the module of that name, what a kind adds to it in the file of the kind.
+`bound`, what a kind adds to it in the file of the kind.
 """
 
 import math
@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.patterns import Listed, Participation, check_order
 from anyorder.strategy.base import Strategy
-from anyorder.strategy.bound import Bound
+from anyorder.strategy.bound import MOST, Bound, Change
 from anyorder.strategy.gram import refined
 from anyorder.strategy.registry import check_kind, kind_of
-from anyorder.strategy.rounding import MOST, Change
 
 __all__ = ["Bound", "known_sensitivity", "sensitivity", "unit_sensitivities"]
 

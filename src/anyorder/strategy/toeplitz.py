@@ -18,10 +18,25 @@ from anyorder.formats import check_work
 from anyorder.patterns import Listed, Participation, Pattern, PerEpoch, Separated
 from anyorder.strategy.arithmetic import dot, exp, log, product, times, whole_power
 from anyorder.strategy.base import DENSE_STEPS, Combination, Recurrence, Row, State, Strategy, Terms, Vector
-from anyorder.strategy.bound import TOLERANCE, Bound, UnitSquares, Visits, better, from_sum, largest, roots, visits
+from anyorder.strategy.bound import (
+    TOLERANCE,
+    Bound,
+    Change,
+    UnitSquares,
+    Visits,
+    as_operator,
+    better,
+    by_entry,
+    from_sum,
+    largest,
+    of_series,
+    roots,
+    rounded,
+    trimmed,
+    visits,
+)
 from anyorder.strategy.fitting import OBJECTIVES, Valued, check_optimisable, descend, shuffled, stride
 from anyorder.strategy.gram import BandedGram, banded_bound, banded_squares, gram_bound, refined, toeplitz_bound
-from anyorder.strategy.rounding import Change, as_operator, by_entry, of_series, rounded, trimmed
 from anyorder.strategy.variances import Way, by_bands, combined, substituted
 from anyorder.workload import Workload
 
