@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 import tomllib
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,7 @@ from anyorder.errors import CheckpointError
 from anyorder.release.checkpoint import load
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower"
-ROUNDS, PARTICIPATIONS = 3, 3
+ROUNDS, PARTICIPATIONS = 2, 2
 PATIENCE = 900.0  # seconds for any one thing, on a machine with much else to do
 
 
@@ -214,31 +213,24 @@ def test_a_federation_whose_parts_are_killed_goes_on(federation, tmp_path):
     federation.run(**options)
 
     federation.wait(lambda: rounds_on_disk(tmp_path) >= 1, "the first round on the disk")
-    federation.kill("bob")  # it comes back under another node's number, and the run goes on without it till then
+    federation.kill("bob")
     federation.kill_server_app()
-    seen = [ledger(config)]
-    assert seen[0]
-    federation.run(**options)
-    federation.node("bob")
-    federation.wait(lambda: rounds_on_disk(tmp_path) > len(seen[0]), "a round after the resume")
-
-    federation.kill("link")  # and the ServerApp that it started
-    seen.append(ledger(config))
-    assert len(seen[1]) >= len(seen[0]) + 1
+    federation.kill("link")
+    before = ledger(config)
+    assert before
     federation.link()
-    for user in ("ann", "bob"):  # a SuperLink with its state in memory does not know its nodes after a restart
-        federation.kill(user)
+    federation.kill("ann")  # a SuperLink with its state in memory does not know its nodes after a restart
+    for user in ("ann", "bob"):  # both come back under another node's number
         federation.node(user)
     federation.run(**options)
     federation.wait((tmp_path / "model.pt").exists, "the end of the run")
     federation.close()
 
-    seen.append(ledger(config))
-    assert len(seen[2]) == ROUNDS  # every round once: none was lost, none was made again
-    for before, after in pairwise(seen):
-        assert after[: len(before)] == before
-    joined = [user for users in seen[2] for user in users]
-    assert all(len(users) <= 1 for users in seen[2])
+    rounds = ledger(config)
+    assert len(rounds) == ROUNDS  # every round once: none was lost, none was made again
+    assert rounds[: len(before)] == before
+    joined = [user for users in rounds for user in users]
+    assert all(len(users) <= 1 for users in rounds)
     assert joined
     assert set(joined) <= {"ann", "bob"}
     assert all(joined.count(user) <= PARTICIPATIONS for user in joined)
