@@ -101,11 +101,15 @@ def test_pictures_are_small_and_of_the_results():
     assert {path.name for path in _page.DOCS.glob("*.png")} == set(drawn)
 
 
+# Of the cheap ones these take most of the time.
+DEAR = {"against_n", "fig2c", "fig8_noise", "identities", "figure4", "theorem3"}
+
+
 @pytest.mark.parametrize("paper", PAPERS)
 def test_the_cheap_figures_come_to_the_verdicts_that_are_kept(paper):
     """Small sizes may leave a claim out, and say so of what they scale down; none turns."""
     kept = {(row.claim.place, row.claim.statement): row.claim.verdict for row in _claims.results(paper)}
-    for figure in chosen_figures(paper, []):
+    for figure in (figure for figure in chosen_figures(paper, []) if figure.name not in DEAR):
         for row in _claims.found(paper, figure, _claims.Run(quick=True)):
             before = kept[row.claim.place, row.claim.statement]
             assert row.claim.verdict.split(",")[0] == before.split(",")[0], row.claim
