@@ -215,7 +215,7 @@ def test_a_regression_predicts_for_rows_as_it_learned_from_them(bounds):
 
 def test_regressions_learn():
     target = X @ [1.0, -2.0, 0.5] + 3
-    common = {"epsilon": 50.0, "bounds": 3.0, "key": KEY}
+    common = {"epsilon": 50.0, "bounds": 3.0, "key": KEY, "mechanism": "tree"}
     assert LinearRegression(target_bounds=(-5, 11), **common).fit(X, target).score(X, target) > 0.8
     counts = RNG.poisson(np.exp(X @ [0.3, -0.5, 0.2] + 1))
     model = PoissonRegression(target_bounds=(0, 15), **common).fit(X, counts)

@@ -21,13 +21,12 @@ COMMON = {
     "bounds": 6.0,
     "horizon": 1000,
     "batch_size": 16,
-    "mechanism": "tree",
+    "mechanism": "independent",
     "key": KEY,
 }
 ESTIMATORS = [
     LogisticRegression(classes=[0, 1], **COMMON),
     SoftmaxRegression(classes=2, **COMMON),
-    SoftmaxRegression(classes=3, **COMMON),
     LinearSVC(classes=[0, 1], **COMMON),
     LinearRegression(target_bounds=(-4, 4), **COMMON),
     LinearRegression(target_bounds=(-4, 4), algorithm="two-streams", **COMMON),
@@ -51,11 +50,6 @@ CLASSIFIERS = {
 
 def cannot_hold(estimator):
     match estimator:
-        case SoftmaxRegression(classes=3):
-            two = "has two classes, and the estimator three"
-            own = {"check_decision_proba_consistency": two, "check_estimator_sparse_array": OTHER_CLASSES}
-            return {**CANNOT_HOLD, **CLASSIFIERS, **own, "check_estimator_sparse_matrix": OTHER_CLASSES,
-                    "check_classifiers_train": two}  # fmt: skip
         case SoftmaxRegression():
             own = dict.fromkeys(("check_classifiers_train", "check_estimator_sparse_array"), OTHER_CLASSES)
             for name in ("check_estimators_partial_fit_n_features", "check_n_features_in_after_fitting"):

@@ -197,8 +197,8 @@ def test_an_element_in_two_parts_is_one():
 
 
 def test_sparse_rows_are_never_made_dense():
-    """10^7 columns: the 1000 rows would take 80 GB."""
-    d, m = 10**7, 1000
+    """10^6 columns: the 10 000 rows would take 80 GB."""
+    d, m = 10**6, 10_000
     generator = np.random.default_rng(12)
     columns = generator.integers(0, d, (m, 5))
     X = sparse.csr_array((np.ones(5 * m), columns.reshape(-1), np.arange(0, 5 * m + 1, 5)), shape=(m, d))
