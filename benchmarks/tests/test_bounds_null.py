@@ -24,20 +24,22 @@ def test_the_gaussian_test_has_its_level_exactly():
 
 def test_the_interval_of_mu_covers_as_often_as_it_says():
     missed = np.zeros(2)
-    for run in range(200):
+    for run in range(100):
         rng = np.random.default_rng([run, 13])
         coins = rng.random(12) < 0.5
         if not 0 < coins.sum() < 12:
             continue
         low, high = mu_estimate(1.5 * coins + rng.standard_normal(12), coins, 0.8)
         missed += [low > 1.5, high < 1.5]
-    assert (np.abs(missed - 20) < 4 * 4.3).all()
+    assert (np.abs(missed - 10) < 4 * 3).all()
 
 
-@pytest.mark.parametrize("method", ["one_run", "f_dp", "clopper_pearson"])
-@pytest.mark.parametrize("mechanism", [null.normal, null.response])
+@pytest.mark.parametrize(
+    ("method", "mechanism"),
+    [("one_run", null.normal), ("f_dp", null.response), ("clopper_pearson", null.normal)],
+)
 def test_the_others_are_not_above_their_level(method, mechanism):
-    runs = 120
+    runs = 60
     assert null.nulls(method, runs, mechanism, 60) <= runs * 0.05 + 4 * math.sqrt(runs * 0.05 * 0.95)
 
 
@@ -49,7 +51,7 @@ def test_one_run_has_its_level_exactly_for_randomised_response():
 
 def test_random_mechanisms_are_never_refuted():
     tallies = {}
-    for seed in range(12 * len(null.MECHANISMS)):
+    for seed in range(5 * len(null.MECHANISMS)):
         null.attacked(seed, tallies)
     assert set(tallies) == set(null.METHODS)
     for tally in tallies.values():

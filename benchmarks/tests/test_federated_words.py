@@ -114,8 +114,8 @@ def test_a_server_almost_without_noise_trains_as_the_loop_without(brown):
     """Three passes, so that the same cohorts come in both, and the sums are clipped alike."""
     plain = trained(brown, TINY, "none", None, 3, 3.0, 0)
     assert trained(brown, TINY, "tree", 1e6, 3, 3.0, 0) == pytest.approx(plain, abs=0.02)
-    noisy = [trained(brown, TINY, "independent", 8.0, 1, 3.0, seed) for seed in (0, 0, 1)]
-    assert noisy[0] == noisy[1] != noisy[2]
+    noisy = [trained(brown, TINY, "independent", 8.0, 1, 3.0, seed) for seed in (0, 1)]
+    assert noisy[0] != noisy[1]
 
 
 def test_the_search_for_a_rate_keeps_what_it_ran(folder, monkeypatch, tmp_path):

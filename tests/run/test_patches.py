@@ -231,7 +231,7 @@ def test_a_run_that_is_stopped_in_any_stage_goes_on_bit_for_bit(step, tmp_path, 
     (tmp_path / "patches_of_a_test.py").write_text(TEXTURES)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    settings = small("patches_of_a_test:load", checkpoint_every=1, epochs=4, classes=2)
+    settings = small("patches_of_a_test:load", checkpoint_every=1, epochs=3, classes=2)
     assert_goes_on(settings, tmp_path, step)
 
 

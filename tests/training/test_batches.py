@@ -2,7 +2,6 @@
 
 import collections
 import copy
-import subprocess
 import sys
 from contextlib import nullcontext
 
@@ -12,6 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import anyorder as ao
+import processes
 from anyorder.errors import ArgumentError, TrainingError
 from anyorder.participation import MinSeparation
 from anyorder.sampling.batch_identity import Batch, BatchIdentity
@@ -323,5 +323,5 @@ print(len(next(batches)[0]))
 
 
 def test_a_process_that_ends_within_an_iteration_says_nothing():
-    done = subprocess.run([sys.executable, "-c", LEFT], capture_output=True, text=True, check=True)
-    assert (done.stdout, done.stderr) == ("2\n", "")
+    done = processes.run("-c", LEFT)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "2\n", "")

@@ -607,7 +607,7 @@ def test_a_length_behind_the_longest_is_refused_without_a_word_of_it(longest):
     data = [(x, len(x), y) for x, y in texts(longest)]
     loader = DataLoader(data, UNITS)
     model = AtItsLength()
-    plan = ao.plan(loader=loader, epochs=1, epsilon=8, delta=1e-3)
+    plan = ao.plan(loader=loader, epochs=1, noise_multiplier=1.0, delta=1e-3, mechanism="independent")
     engine = ao.PrivacyEngine(plan)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model, optimizer, loader = engine.make_private(model, optimizer, loader, pad_to=(8, 16))

@@ -181,7 +181,7 @@ def test_the_program(word2vec, tmp_path, capsys, unit, way):
     rng = np.random.default_rng(0)
     topics = [["sun", "moon", "star", "sky"], ["tea", "cup", "milk", "cake"]]
     made = [" ".join(rng.choice(topics[i % 2], 6)) for i in range(60)]
-    step = 10 if unit == "document" else 40
+    step = 10 if unit == "document" else 120
     corpus = tmp_path / "corpus"
     corpus.mkdir()
     for i in range(30):
