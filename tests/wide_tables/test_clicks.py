@@ -107,7 +107,8 @@ def test_the_program(clicks, log, tmp_path, capsys, unit, way):
     step = 30 if unit == "user" else 75
     clicks.main(
         f"--csv {log} --user visitor --item article --label clicked --test {log} --unit {unit} --rows 500 --epochs 12 "
-        f"--batch-size {step} --epsilon 1e6 --lr 20 --model {tmp_path}/m.pt --certificate {tmp_path}/c.json {way}".split()
+        f"--batch-size {step} "
+        f"--epsilon 1e6 --lr 20 --model {tmp_path}/m.pt --certificate {tmp_path}/c.json {way}".split()
     )
     said = capsys.readouterr().out
     size = {"click": sum(1 + i % 9 for i in range(150)), "user": 150}[unit]
