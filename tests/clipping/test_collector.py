@@ -69,8 +69,10 @@ def no_collector():
     gc.enable()
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("options", [{}, {"chunk_size": 3}], ids=["whole", "in chunks"])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [*((name, {}) for name in CASES), *((name, {"chunk_size": 3}) for name in ("a layer", "by autograd", "recurrent"))],
+)
 def test_tensors_stay_flat_without_the_collector(name, options, no_collector):
     torch.manual_seed(0)
     make, data = CASES[name]

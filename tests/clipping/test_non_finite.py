@@ -123,8 +123,7 @@ def compare(engine, make, x, value, where, groups):
 ALONE, JOINED = torch.arange(B), torch.tensor([0, 1, 7, 3, 7, 0])
 
 
-@pytest.mark.parametrize("groups", [ALONE, JOINED], ids=["examples", "units"])
-@pytest.mark.parametrize("where", ["input", "loss"])
+@pytest.mark.parametrize(("where", "groups"), [("input", JOINED), ("loss", ALONE)], ids=["input", "loss"])
 @over("name", MODELS)
 def test_each_layer(name, where, groups):
     make, shape = MODELS[name]

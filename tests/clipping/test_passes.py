@@ -79,7 +79,7 @@ def together(clipping, given, groups, clip_norm):
     return sums
 
 
-@pytest.mark.parametrize("passes", [1, 2, 3, 4])
+@pytest.mark.parametrize("passes", [1, 3])
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", MODELS)
 def test_sums_are_those_of_a_loop(name, engine, passes):

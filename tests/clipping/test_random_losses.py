@@ -15,19 +15,19 @@ FOUND = (2082, 2260, 3155, 3872, 5115, 9397, 11697, 12165)
 def test_what_is_said_of_random_programs_is_so():
     warnings.simplefilter("ignore")
     total = Counter()
-    for seed in (*FOUND, *range(50)):
+    for seed in (*FOUND, *range(30)):
         wrong, seen = random_losses.wrong(seed)
         assert wrong is None
         total += seen
-    assert min(total["ByRow"], 6 * total["Total"], total["Coupled"]) > 30
+    assert min(total["ByRow"], 6 * total["Total"], total["Coupled"]) > 20
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_what_is_said_of_rows_that_are_written_at_constant_places_is_so():
     warnings.simplefilter("ignore")
     total = Counter()
-    for seed in range(60):
+    for seed in range(36):
         wrong, seen = random_losses.wrong(seed, at_rows=True)
         assert wrong is None
         total += seen
-    assert min(total["ByRow"], total["Coupled"]) > 40
+    assert min(total["ByRow"], total["Coupled"]) > 24

@@ -307,7 +307,6 @@ MADE_UP = {
     "destinations": altered(Key.DESTINATION_LIST, lambda to: [str(node) for node in to]),
     "shares for others": altered(Key.CIPHERTEXT_LIST, lambda texts: list(range(len(texts)))),
     "shares of others": altered(Key.SHARE_LIST, lambda shares: [bytes(len(share)) for share in shares]),
-    "short shares": altered(Key.SHARE_LIST, lambda shares: [b"" for share in shares]),
 }
 
 

@@ -150,7 +150,7 @@ def test_a_run_that_was_stopped_for_its_accuracy_has_no_certificate_and_one_that
 
 def test_a_command_that_was_killed_goes_on_bit_for_bit(tmp_path):
     """Kill -9 at whatever moment; the key that the killed run drew makes the run to compare with."""
-    options = {**SMALL, "rounds": 60, "availability": "check-in", "timer_hours": 6, "server_optimizer": "ftrl"}
+    options = {**SMALL, "rounds": 24, "availability": "check-in", "timer_hours": 6, "server_optimizer": "ftrl"}
     path = tmp_path / "killed"
     program = start("-m", "anyorder", "federated", *words(**options), "--output", path)
     while program.is_alive() and len(accuracy_so_far(path)) < 2:
@@ -204,8 +204,8 @@ def test_the_test_of_the_round_that_a_run_was_killed_after_is_made_up_for(last, 
 
 @pytest.mark.slow
 def test_two_processes_make_the_run_of_one(tmp_path):
-    one = federate(small(report_goal=10, users=50), tmp_path / "one", key=KEY)
-    two = federate(small(report_goal=10, users=50), tmp_path / "two", key=KEY, processes=2)
+    one = federate(small(report_goal=10, users=50, rounds=5), tmp_path / "one", key=KEY)
+    two = federate(small(report_goal=10, users=50, rounds=5), tmp_path / "two", key=KEY, processes=2)
     assert torch.equal(model_of(tmp_path / "one"), model_of(tmp_path / "two"))
     assert one.accuracy == two.accuracy
     assert not torch.distributed.is_initialized()

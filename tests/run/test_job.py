@@ -151,10 +151,11 @@ def test_a_run_is_not_resumed_over_examples_in_other_places(tmp_path, monkeypatc
     [("shuffled", "sgd"), ("fixed", "ftrl"), ("sequential", "sgd"), ("poisson", "ftrl"), ("random_allocation", "sgd")],
 )
 def test_every_order_and_optimizer_runs(order, optimizer, tmp_path):
-    result = train(small(order=order, optimizer=optimizer), tmp_path / "run")
-    assert result.steps == result.plan.n == 12
+    epochs = 1 if order == "random_allocation" else 2  # whose law takes longest
+    result = train(small(order=order, optimizer=optimizer, epochs=epochs), tmp_path / "run")
+    assert result.steps == result.plan.n == 6 * epochs
     assert result.plan.participation.secret == (order in ("poisson", "random_allocation"))
-    assert verify(tmp_path / "run" / "run.privacy.json").certificate.steps == 12
+    assert verify(tmp_path / "run" / "run.privacy.json").certificate.steps == 6 * epochs
 
 
 def test_it_learns(tmp_path):

@@ -261,7 +261,7 @@ def test_killed_at_random_moments_the_file_is_the_old_or_the_new(tmp_path):
         return {"step": step, "x": torch.full((200_000,), float(step))}
     save_atomic(path, payload(0))
     seen, during, rounds = 0, 0, 0
-    while rounds < 25 or (rounds < 1000 and (seen <= 5 or not during)):  # more where the machine is busy
+    while rounds < 12 or (rounds < 1000 and (seen <= 5 or not during)):  # more where the machine is busy
         rounds += 1
         child = os.fork()
         if child == 0:
