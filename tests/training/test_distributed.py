@@ -103,8 +103,7 @@ def test_clip_norm_is_one_number_on_all_ranks(folder, first):
     assert moved.pop() == pytest.approx(run[0].clip_norm, rel=1e-6) != 0.3
 
 
-@pytest.mark.parametrize("fsdp", [False, True])
-@pytest.mark.parametrize("kind", ranks.STRATEGIES)
+@pytest.mark.parametrize(("kind", "fsdp"), ranks.NOISE)
 def test_noise_of_the_shards_is_that_of_one_process_bit_for_bit(folder, first, alone, kind, fsdp):
     both = results(folder, "whole_runs", first)
     expected = alone(False, kind, 0.0)
