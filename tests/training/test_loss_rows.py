@@ -6,6 +6,7 @@ alone; noise is the same in both runs. A loss is proved, mapped, or refused: in 
 
 import copy
 import dataclasses
+import functools
 import gc
 import io
 import itertools
@@ -63,12 +64,13 @@ def with_words(examples):
     return [*default_collate(examples), ["words"] * len(examples)]
 
 
+planned = functools.cache(plan_at_sigma)
+
+
 def run(loss, replaced, steps=2, reduction="mean", strict=False, keep=True, kind=Table):
     """Others' rows of the released gradients, and how the loss was kept apart; the words of its refusal."""
     loss_module.LossWatch.escaped, loss_module.LossWatch.aliased = "", 0  # as in a process of its own
-    plan = plan_at_sigma(
-        1e-3, dataset_size=B, batch_size=B, epochs=steps, delta=1e-5, clip_norm=1e3, mechanism="independent"
-    )
+    plan = planned(1e-3, dataset_size=B, batch_size=B, epochs=steps, delta=1e-5, clip_norm=1e3, mechanism="independent")
     model = kind()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     engine = ao.PrivacyEngine(plan, key=bytes(32))

@@ -4,6 +4,7 @@ Of a mean over the batch of gradients that are clipped to norm C, another exampl
 and the gradient of no later step. Each loop is within that or refused.
 """
 
+import functools
 import warnings
 from collections import UserList, deque, namedtuple
 
@@ -56,6 +57,9 @@ class Loop:
             after(self)
 
 
+planned, plain = functools.cache(ao.plan), {}
+
+
 def released(way, place=None):
     """The gradients of the steps taken, the weights, how losses were kept apart, and whether all was done.
 
@@ -67,7 +71,7 @@ def released(way, place=None):
         rows[place], labels[place] = torch.tensor([30.0, -20.0, 10.0]), 2
     torch.manual_seed(1)
     model = way.get("model", lambda: nn.Linear(3, 3))()
-    plan = ao.plan(
+    plan = planned(
         dataset_size=2 * ROWS, batch_size=ROWS, epochs=1, epsilon=8, delta=1e-5, clip_norm=1.0, mechanism="independent"
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
@@ -88,7 +92,9 @@ def released(way, place=None):
 
 def moved(way, place):
     """By how many clip norms the gradient of each step moves that both runs took, till they were refused."""
-    (one, weights, _, done), (two, others, _, also) = released(way), released(way, place)
+    if id(way) not in plain:  # one for all places
+        plain[id(way)] = released(way)
+    (one, weights, _, done), (two, others, _, also) = plain[id(way)], released(way, place)
     assert (len(one), done) == (len(two), also)  # what is refused follows from no example
     assert not done or all(a.equal(b) for a, b in zip(weights, others, strict=True))  # the rate is 0
     return [float((a - b).norm()) * ROWS for a, b in zip(one, two, strict=True)]

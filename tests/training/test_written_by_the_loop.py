@@ -1,6 +1,7 @@
 """What a loop does with a batch beside its loss: writes into the model, copies, objects, hooks."""
 
 import copy
+import functools
 import gc
 import sys
 from collections import namedtuple
@@ -37,8 +38,11 @@ class Scaled(nn.Module):
         return self.linear(x - self.mean - self.shift) / self.size / size
 
 
+planned = functools.cache(ao.plan)
+
+
 def private_of(model, batch_size=4, collate=None, rows=ROWS, path=None, **options):
-    plan = ao.plan(dataset_size=rows, batch_size=batch_size, epochs=1, epsilon=8, delta=1e-5, mechanism="independent")
+    plan = planned(dataset_size=rows, batch_size=batch_size, epochs=1, epsilon=8, delta=1e-5, mechanism="independent")
     data = TensorDataset(torch.randn(rows, 3), torch.arange(rows) % 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     engine = ao.PrivacyEngine(plan, key=bytes(32), checkpoint=path)
