@@ -77,8 +77,10 @@ def clipped_sum(model, batch, clip_norm, groups=None):
     return sum(g * min(1.0, clip_norm / g.norm().item()) for g in per_unit.values())
 
 
-@pytest.mark.parametrize("mechanism", [Independent(18), Tree(18, "online", restarts=(6, 12), completion=True)])
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize(
+    ("mechanism", "reduction"),
+    [(Independent(18), "sum"), (Tree(18, "online", restarts=(6, 12), completion=True), "mean")],
+)
 def test_released_gradient_is_clipped_sum_plus_planned_noise(mechanism, reduction):
     """Every step equals (brute-force clipped sum + std K Z) / batch_size. Half the noise would fail here."""
     plan = planned(mechanism=mechanism, clip_norm=0.3)
@@ -389,8 +391,7 @@ def test_shuffled_loader_takes_each_example_once_an_epoch():
 
 
 @pytest.mark.parametrize("where", ["input", "loss", "all"])
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-@pytest.mark.parametrize("secure", [False, True])
+@pytest.mark.parametrize(("bad", "secure"), [(math.nan, False), (math.inf, True)])
 def test_a_unit_that_is_not_finite_adds_zero_and_nothing_tells_of_it(bad, where, secure, capfd, caplog):
     """The run of another, in which the unit's gradient is zero, bit for bit: `zero-out` neighbours of each other."""
     runs = []
