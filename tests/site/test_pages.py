@@ -1,4 +1,4 @@
-"""Every page of the site in headless Chromium, wide and narrow, and every link: the site is built once for all."""
+"""Pages of the site in headless Chromium, wide and narrow, and every link: the site is built once for all."""
 
 import gzip
 import json
