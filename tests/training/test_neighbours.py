@@ -93,8 +93,8 @@ def released(way, place=None):
 def moved(way, place):
     """By how many clip norms the gradient of each step moves that both runs took, till they were refused."""
     if id(way) not in plain:  # one for all places
-        plain[id(way)] = released(way)
-    (one, weights, _, done), (two, others, _, also) = plain[id(way)], released(way, place)
+        plain[id(way)] = way, released(way)  # held, so that its id is its own
+    (one, weights, _, done), (two, others, _, also) = plain[id(way)][1], released(way, place)
     assert (len(one), done) == (len(two), also)  # what is refused follows from no example
     assert not done or all(a.equal(b) for a, b in zip(weights, others, strict=True))  # the rate is 0
     return [float((a - b).norm()) * ROWS for a, b in zip(one, two, strict=True)]

@@ -1208,9 +1208,6 @@ def sparse_rows(ids: Tensor, values: Tensor, shape: Sequence[int]) -> Tensor:
 # too, is a schedule of norms, whose factors are `Flat`: it stands in `release/schedules.py`, and `Cut` joins the two.
 
 
-__all__ = ["Automatic", "ClipRule", "Cut", "Flat", "PerGroup", "Rule"]
-
-
 class ClipRule(ABC):
     """Factors such that no unit's vector, all parameters together, is longer than clip_norm.
 
