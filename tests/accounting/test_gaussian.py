@@ -52,7 +52,7 @@ def test_delta_without_noise_or_epsilon():
 
 
 def test_epsilon_agrees_with_the_oracle_and_is_never_below():
-    for delta, mu in product([0.3, 0.01, 1e-5, 1e-10, 1e-300], MUS):
+    for delta, mu in product([0.3, 1e-5, 1e-300], MUS):
         true, value = epsilon_of(mu, delta), gdp_epsilon(mu, delta)
         assert true <= value
         assert value == 0 or gdp_delta(mu, value) <= delta
@@ -85,7 +85,7 @@ def test_epsilon_beyond_floats_is_infinite_and_of_no_signal_zero():
     assert 0 < gdp_epsilon(1e-310, 5e-324, "rdp") < 1e-10
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(log_mus, log_deltas)
 def test_round_trip_through_epsilon(mu, delta):
     epsilon = gdp_epsilon(mu, delta)
@@ -98,7 +98,7 @@ def test_round_trip_through_epsilon(mu, delta):
     assert back >= mu * (1 - 1e-9)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(log_epsilons, log_deltas)
 def test_round_trip_through_sigma(epsilon, delta):
     sigma = calibrate_gaussian(epsilon, delta)
@@ -109,7 +109,7 @@ def test_round_trip_through_sigma(epsilon, delta):
     assert landed >= epsilon * (1 - 1e-9) or epsilon < 1e-4 * delta
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(log_mus, st.floats(1e-9, 1), log_epsilons, st.floats(1e-9, 1), st.floats(-250, -0.5))
 def test_monotone(mu, more_mu, epsilon, more_epsilon, power):
     assert gdp_delta(mu, epsilon) <= gdp_delta(mu * (1 + more_mu), epsilon)

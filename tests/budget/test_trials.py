@@ -4,7 +4,6 @@ import importlib
 import os
 import random
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -15,6 +14,7 @@ import pytest
 import torch
 
 import anyorder as ao
+import processes
 from anyorder.budget.search import Trial, tune
 from anyorder.errors import ArgumentError, TrainingError
 from budget.searches import Copied
@@ -198,14 +198,14 @@ ao.tune(trial, {"batch_size": [4]}, epsilon=8.0, delta=1e-6, plan={"dataset_size
 def test_a_run_ends_with_its_search(how, tmp_path):
     """A function of a script, sent by value; killed in a run, the search leaves no run that goes on."""
     (tmp_path / "mine.py").write_text(SEARCH)
-    search = subprocess.Popen([sys.executable, tmp_path / "mine.py", tmp_path / "found"], stderr=subprocess.PIPE)
+    search = processes.start(tmp_path / "mine.py", tmp_path / "found")
     end = time.monotonic() + 60
     while not (begun := list((tmp_path / "found").glob(".runs/*/begun"))) or not begun[0].read_text():
         assert time.monotonic() < end
-        assert search.poll() is None, search.stderr.read()
+        assert search.is_alive(), search.wait().stderr
         time.sleep(0.02)
-    search.send_signal(how)
-    search.communicate(timeout=60)
+    os.kill(search.process.pid, how)
+    search.wait(60)
     pid = int(begun[0].read_text())
     while (status := Path(f"/proc/{pid}/status")).exists() and "State:\tZ" not in status.read_text():
         assert time.monotonic() < end

@@ -12,7 +12,7 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import bdtr, bdtrc, log_ndtr, logsumexp
+from scipy.special import bdtr, bdtrc, log_ndtr, logsumexp, ndtr
 
 from anyorder.accounting import gdp_delta, gdp_epsilon
 from anyorder.accounting.poisson import poisson_epsilon
@@ -270,7 +270,13 @@ def _of_draws(draws: DrawnVisits, sigma: float, delta: float) -> float:
     # The transform's rounding: each frequency is off by 16 units of rounding a step at most, by Parseval so much in l2.
     lost += 16 * 2.0**-52 * (draws.steps + 64) * math.sqrt(len(chances))
 
+    mus = np.sqrt(weights[weights > 0]) / sigma
+
     def excess(epsilon: float) -> float:
+        near = ndtr(mus / 2 - epsilon / mus) - np.exp(epsilon + log_ndtr(-mus / 2 - epsilon / mus))
+        rough = float(chances[weights[weights > 0]] @ near) + lost - delta
+        if abs(rough) > 1e-8 * delta:  # its sign is what counts
+            return rough
         each = [gdp_delta(math.sqrt(w) / sigma * (1 + 2**-51), epsilon) for w in weights.tolist()]
         return float(chances[weights] @ np.array(each)) + lost - delta
 

@@ -462,7 +462,9 @@ def fit(
 
 
 _SIZE_WORDS = re.compile(r"^([0-9]+) ([a-z]+)$")
+_ARGUMENTS = {word: size.argument for size in ALL_SIZES for word in (size.word, size.argument)}
 _BY_WORDS = {kind.words: (kind, one.name) for kind, one in _FITTED.values()}
+_NAMES = sorted({"independent", "tree"} | _BY_WORDS.keys())
 _BLTS = next((kind, one.name) for kind, one in _FITTED.values() if one.function is fit_blt)
 
 
@@ -524,7 +526,8 @@ def fit_named(
         found_blts = _blts(workload, participation, objective, budget)
         if alone := _ranked(_open(found_blts, workload, participation, objective, budget)):
             return alone[0].strategy
-    known = choose(workload, participation, max_state, objective, max_cost=max_cost, **claim)
+    is_name = words == "auto" or (kind in _NAMES and all(one == "rescaled" or _size(one) for one in rest))
+    known = choose(workload, participation, max_state, objective, max_cost=max_cost, **claim) if is_name else []
     for candidate in known:
         if words in ("auto", candidate.name, kind_in(candidate.name)):
             return candidate.strategy
@@ -534,9 +537,8 @@ def fit_named(
             f"mechanism {words!r} is not among the candidates for this order and workload, of which {known[0].name!r} "
             f"has least error; with its size, such as {example!r}, it is fitted all the same"
         )
-    kinds = sorted({kind_in(candidate.name) for candidate in known} | _BY_WORDS.keys())
     raise ArgumentError(
-        f"mechanism must be one of auto, poisson, {', '.join(kinds)}, a name from a comparison, or a kind "
+        f"mechanism must be one of auto, poisson, {', '.join(_NAMES)}, a name from a comparison, or a kind "
         f"and its size ('dense', 'banded, 64 bands', 'banded low rank, 16 bands, 8 rank'), got {words!r}"
     )
 
@@ -550,10 +552,14 @@ def _sizes(kind: str, words: Sequence[str]) -> dict[str, int] | None:
     """By argument: all that the words say, if it is sizes of that kind; None if it is something else."""
     if kind not in _BY_WORDS or (_BY_WORDS[kind][0].sizes and not words):
         return None
-    arguments = {word: size.argument for size in ALL_SIZES for word in (size.word, size.argument)}
-    found = [_SIZE_WORDS.match(word) for word in words]
-    sizes = {arguments[one[2]]: int(one[1]) for one in found if one and one[2] in arguments}
+    sizes = dict(one for one in map(_size, words) if one is not None)
     return sizes if len(sizes) == len(words) else None
+
+
+def _size(word: str) -> tuple[str, int] | None:
+    """(argument, number) of a word such as "4 bands"."""
+    found = _SIZE_WORDS.match(word)
+    return (_ARGUMENTS[found[2]], int(found[1])) if found and found[2] in _ARGUMENTS else None
 
 
 def _of_size(found: Strategy, kind: Kind, asked: dict[str, int]) -> Strategy:

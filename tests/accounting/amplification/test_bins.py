@@ -26,8 +26,6 @@ from anyorder.accounting.amplification.bins import (
     nested_above,
     nested_law,
 )
-from anyorder.accounting.amplification.bound import calibrate_amplified
-from anyorder.accounting.amplification.claims import Amplified
 from anyorder.accounting.amplification.exact import epochs_delta
 from anyorder.accounting.amplification.mixture import bins_gram
 from anyorder.accounting.gaussian import gdp_delta
@@ -59,15 +57,14 @@ def matrices():
     for b in (1, 2, 3):
         yield np.eye(b)
         yield np.ones((b, b))
-        for _ in range(2):
-            m = rng.uniform(size=(b, 4)) * rng.uniform(0.05, 1.0, size=(b, 1))
-            yield m @ m.T
+        m = rng.uniform(size=(b, 4)) * rng.uniform(0.05, 1.0, size=(b, 1))
+        yield m @ m.T
 
 
 @pytest.mark.parametrize("gram", list(matrices()), ids=lambda g: f"{len(g)}")
 @pytest.mark.parametrize("sigma", [0.5, 1.5])
 def test_never_below_quadrature(gram, sigma):
-    for epsilon in (-0.5, 0.0, 1.0, 2.0):
+    for epsilon in (-0.5, 0.0, 1.5):
         both = truth(gram / sigma**2, epsilon)
         assert bins_delta(gram, sigma, epsilon) >= max(both), epsilon
 
@@ -117,11 +114,10 @@ def exact_weights(k, count, seed):
     return ratio, 1 / drawn
 
 
-@pytest.mark.parametrize(("b", "v", "r", "nu", "constant"), [(12, 0.4, 0.7, 0.05, 0.0), (8, 1.5, 0.5, 0.2, 0.3)])
-def test_a_chain_is_followed_closely_and_from_above(b, v, r, nu, constant):
-    gram = chain_matrix(b, v, r, nu, constant)
+def test_a_chain_is_followed_closely_and_from_above():
+    gram = chain_matrix(8, 1.5, 0.5, 0.2, 0.3)
     ratio, weight = exact_weights(gram, 40_000, 3)
-    for epsilon in (0.0, 0.5, 1.0):
+    for epsilon in (0.0, 1.0):
         each = np.maximum(ratio - math.exp(epsilon), 0) * weight
         low, error = each.mean(), each.std() / 200
         found = bins_delta(gram, 1.0, epsilon)
@@ -204,10 +200,10 @@ def test_what_leaves_the_grid_is_counted_and_means_stay():
     assert plain.masses @ plain.values + plain.beyond == pytest.approx(1.0, abs=1e-9)
 
 
-CHAINS = [each_its_own(4, 0.0, nu, v, r) for nu, v, r in ((0.3, 1.5, 0.7), (1e-4, 3.0, 0.9), (0.05, 0.2, 0.4))]
+CHAINS = [each_its_own(4, 0.0, nu, v, r) for nu, v, r in ((0.3, 1.5, 0.7), (1e-4, 3.0, 0.9))]
 
 
-BLOCKS = [Chain(4, 0.0, 0.3, 0.6, 0.7, 2, 0.2), Chain(4, 0.0, 0.2, 1.5, 0.5, 3), Chain(4, 0.0, 0.0, 0.4, 0.3, 2, 0.5)]
+BLOCKS = [Chain(4, 0.0, 0.3, 0.6, 0.7, 2, 0.2), Chain(4, 0.0, 0.2, 1.5, 0.5, 3)]
 
 
 @pytest.mark.parametrize(
@@ -216,7 +212,7 @@ BLOCKS = [Chain(4, 0.0, 0.3, 0.6, 0.7, 2, 0.2), Chain(4, 0.0, 0.2, 1.5, 0.5, 3),
 def test_a_chain_is_never_below_quadrature_in_either_direction(chain, most):
     k = block_matrix(chain)
     rising, falling = chain_law(chain), chain_law(chain, falling=True)
-    for epsilon in (-2.0, 0.5, 2.0):
+    for epsilon in (-2.0, 1.0):
         t, true = math.exp(epsilon), mixture_deltas(k, np.full(4, 0.25), 1.0, epsilon, step=0.5)
         over = rising.masses @ np.maximum(rising.values - t, 0) + rising.beyond
         under = falling.masses @ np.maximum(1 - t * falling.values, 0) + falling.beyond
@@ -230,7 +226,7 @@ def test_bins_of_unlike_blocks_count_as_many_as_they_are():
     law = chain_law(chain)
     assert law.masses @ law.values + law.beyond == pytest.approx(1.0, abs=0.01)
     ratio, weight = exact_weights(block_matrix(chain), 40_000, 4)
-    for epsilon in (0.0, 0.7):
+    for epsilon in (0.5,):
         each = np.maximum(ratio - math.exp(epsilon), 0) * weight
         low, error = each.mean(), each.std() / 200
         found = law.masses @ np.maximum(law.values - math.exp(epsilon), 0) + law.beyond
@@ -239,8 +235,8 @@ def test_bins_of_unlike_blocks_count_as_many_as_they_are():
 
 def test_blocks_have_the_variance_that_their_matrix_says():
     """Grids add to it, a quarter as much when they are half as wide."""
-    short, none = Chain(36, 0.0, 0.8, 0.05, 0.5, 18), each_its_own(16, 0.0, 0.2, 0.6, 0.9)
-    for chain in (Chain(40, 0.0, 0.4, 0.3, 0.8, 10, 0.05), short, none):
+    short, none = Chain(18, 0.0, 0.8, 0.05, 0.5, 9), each_its_own(8, 0.0, 0.2, 0.6, 0.9)
+    for chain in (Chain(20, 0.0, 0.4, 0.3, 0.8, 5, 0.05), short, none):
         exact = np.exp(block_matrix(chain)).mean() - 1
         for coarse, most in ((2.0, 0.72), (1.0, 0.18)):
             law = chain_law(chain, coarse=coarse)
@@ -275,12 +271,11 @@ def test_large_factors_of_a_block_are_followed_as_far_as_their_mean_lies():
         assert bins_chain._block_factor(Chain(8, 0.0, nu, 0.0, 0.5, 4), 2, 1.0)[2] < 1e-8
 
 
-@pytest.mark.parametrize(("own", "within", "most"), [(0.0, 0.0, 1.035), (0.1, 0.4, 1.03)])
-def test_unlike_blocks_follow_in_their_order(own, within, most):
+def test_unlike_blocks_follow_in_their_order():
     """Of 1, 2, 1 and 2 bins."""
-    chain = Chain(6, 0.0, own, 1.0, 0.3, 4, within)
+    chain = Chain(6, 0.0, 0.1, 1.0, 0.3, 4, 0.4)
     exact, law = np.exp(block_matrix(chain)).mean() - 1, chain_law(chain, coarse=0.5)
-    assert exact <= law.masses @ law.values**2 - 1 <= most * exact
+    assert exact <= law.masses @ law.values**2 - 1 <= 1.03 * exact
 
 
 def test_where_phi_falls_small_sums_are_told_apart():
@@ -387,7 +382,7 @@ def test_a_nested_matrix_is_as_low_as_it_can_be():
 
 
 def test_independent_bins_are_as_by_convolution_of_lognormals():
-    diagonal = np.repeat([0.5, 0.8, 1.0], 6)
+    diagonal = np.repeat([0.5, 0.8, 1.0], 4)
     for epsilon in (0.1, 1.0):
         other = epochs_delta(diagonal[None], 0.8, epsilon)
         assert bins_delta(np.diag(diagonal), 0.8, epsilon) == pytest.approx(other, rel=0.02)
@@ -455,16 +450,15 @@ def test_of_many_bins_some_share_a_state_and_nothing_is_lost_that_counts(monkeyp
     monkeypatch.setattr(bins_fit, "_BLOCKS", 40)
     plain = dominating_chains(k)
     assert {chain.blocks for chain in plain} == {40}
-    for epsilon in (0.5, 1.5):
-        of_blocks, of_bins = (
-            min(bins.delta_above(chain, epsilon, falling=False) for chain in chains) for chains in (blocks, plain)
-        )
-        assert of_blocks < 1.15 * of_bins
+    of_blocks, of_bins = (
+        min(bins.delta_above(chain, 1.0, falling=False) for chain in chains) for chains in (blocks, plain)
+    )
+    assert of_blocks < 1.15 * of_bins
 
 
 def test_blocks_are_no_longer_than_what_is_alike():
     """Where the entries fall off within few bins, each has a state of its own."""
-    for v, length, each in ((0.2, 20, 2), (2.0, 20, 1), (1.0, 4.0, 1)):
+    for v, length, each in ((0.2, 20, 2), (2.0, 20, 1)):
         k = chain_matrix(96, v, math.exp(-1 / length), 0.1, 0.1)
         assert {round(96 / chain.blocks) for chain in dominating_chains(k)} == {each}, (v, length)
 
@@ -507,22 +501,17 @@ def test_a_raised_chain_dominates_as_a_sum_of_entries_and_a_form(fitted):
     assert low.nu < 0.9  # and not by far more than it takes
 
 
-def test_larger_entries_and_less_noise_never_tell_less():
-    base = chain_matrix(6, 0.5, 0.6, 0.1)
-    deltas = [bins_delta(base * scale, 1.0, 1.0) for scale in (0.25, 0.5, 1.0, 2.0)]
+def test_larger_entries_and_less_noise_never_tell_less_and_epsilon_is_that_of_delta():
+    base = chain_matrix(4, 0.5, 0.6, 0.1)
+    deltas = [bins_delta(base * scale, 1.0, 1.0) for scale in (0.25, 1.0, 2.0)]
     assert deltas == sorted(deltas)
-    assert bins_epsilon(base, 2.0, 1e-5) < bins_epsilon(base, 1.0, 1e-5)
-    assert bins_epsilon(base, 1.0, 1e-6) > bins_epsilon(base, 1.0, 1e-5)
-
-
-def test_epsilon_and_delta_agree():
-    base = chain_matrix(6, 0.5, 0.6, 0.1)
     epsilon = bins_epsilon(base, 1.0, 1e-5)
     assert bins_delta(base, 1.0, epsilon) <= 1e-5
     assert bins_delta(base, 1.0, epsilon * 0.999) > 1e-5
+    assert bins_epsilon(base, 2.0, 1e-5) < epsilon < bins_epsilon(base, 1.0, 1e-6)
 
 
-@pytest.mark.parametrize("sigma", [1e-3, 0.05, 1e3, 1e7])
+@pytest.mark.parametrize("sigma", [1e-3, 1e7])
 def test_any_noise(sigma):
     gram = chain_matrix(6, 0.5, 0.6, 0.1)
     epsilon = bins_epsilon(gram, sigma, 1e-5)
@@ -533,9 +522,9 @@ def test_any_noise(sigma):
 
 def test_losses_compose():
     pld = pytest.importorskip("dp_accounting.pld.privacy_loss_distribution")
-    gram = chain_matrix(6, 0.3, 0.6, 0.1, 0.05)
+    gram = chain_matrix(4, 0.3, 0.6, 0.1, 0.05)
     losses = bins_losses(pld, gram, 1.0, 0.005)
-    for epsilon in (0.0, 0.5, 1.0, 2.0):
+    for epsilon in (0.0, 1.0):
         one = bins_delta(gram, 1.0, epsilon)
         assert one * (1 - 1e-9) <= losses.get_delta_for_epsilon(epsilon) <= one * 1.01 + 1e-9
     # two of them are below the two Gaussians whose bins are known, and above one of them
@@ -557,10 +546,8 @@ def test_noise_so_large_that_k_is_no_number_above_0_is_not_perfect():
     assert bins_delta(np.eye(2), 1e170, 0.0) > 1e-171
 
 
-@pytest.mark.parametrize("bands", [1, 3])
-def test_what_is_left_out_of_a_claim_does_not_count(bands):
-    c = 0.6 ** np.arange(bands)
-    k = bins_gram(ToeplitzBanded(c, 12), BallsInBins(2, 6)) / 2.25
+def test_what_is_left_out_of_a_claim_does_not_count():
+    k = bins_gram(ToeplitzBanded([1.0, 0.6, 0.36], 8), BallsInBins(2, 4)) / 2.25
 
     def all_of_it(epsilon):
         both = (
@@ -578,10 +565,3 @@ def test_coarse_grids_are_bounds_that_cost_more_epsilon():
             for falling in (False, True):
                 fine, coarse = (bins.delta_above(one, epsilon, falling=falling, coarse=c) for c in (1.0, bins.COARSE))
                 assert fine <= coarse < 2 * fine
-
-
-@pytest.mark.parametrize("epsilon", [0.5])
-def test_a_search_for_noise_ends_just_below_its_target(epsilon):
-    strategy, rule = ToeplitzBanded(0.6 ** np.arange(3), 12), BallsInBins(2, 6)
-    sigma = calibrate_amplified(strategy, rule, epsilon, 1e-4)
-    assert epsilon * (1 - 1e-4) <= Amplified(strategy, rule, sigma).epsilon(1e-4) <= epsilon

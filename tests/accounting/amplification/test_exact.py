@@ -42,13 +42,13 @@ def close_above(found, exact, share=1e-3):
 
 @pytest.mark.parametrize(
     "diagonal",
-    [(1.0, 1.0), (0.0, 2.0), (0.25, 1.0, 4.0), (0.1, 0.5, 2.0, 6.0)],
+    [(1.0, 1.0), (0.0, 2.0), (0.25, 1.0, 4.0)],
 )
 def test_brute_force_for_few_bins(diagonal):
     b = len(diagonal)
     for sigma, epsilon in ((0.8, 2.0), (2.0, 1.0)):
         ratio = mean_of_lognormals(np.array(diagonal) / sigma**2)
-        exact = oracle.mixture_deltas(np.diag(diagonal), np.full(b, 1 / b), sigma, epsilon, step=0.25 if b < 4 else 0.5)
+        exact = oracle.mixture_deltas(np.diag(diagonal), np.full(b, 1 / b), sigma, epsilon, step=0.25)
         assert close_above(ratio.remove(epsilon), exact.remove)
         assert close_above(ratio.add(epsilon), exact.add)
         found = epochs_delta([diagonal], sigma, epsilon)
@@ -73,7 +73,7 @@ def test_balls_in_bins_with_independent_noise():
 
 
 def test_the_mean_stays_and_only_spreads():
-    for b, g in ((7, 0.5), (64, 1.0), (1000, 4.0)):
+    for b, g in ((7, 0.5), (1000, 4.0)):
         ratio = mean_of_lognormals(np.full(b, g), points=500)
         assert float(ratio.masses.sum()) == pytest.approx(1, abs=1e-11)
         assert float((ratio.masses * ratio.points).sum()) + ratio.lost == pytest.approx(1, abs=1e-11)
@@ -82,7 +82,7 @@ def test_the_mean_stays_and_only_spreads():
 
 
 def test_more_points_come_down_and_two_grids_agree():
-    rough, fine = (mean_of_lognormals(np.full(100, 1.0), points=m) for m in (600, 2000))
+    rough, fine = (mean_of_lognormals(np.full(100, 1.0), points=m) for m in (500, 1500))
     for epsilon in (0.0, 0.1, 0.3, 0.6):
         assert fine.remove(epsilon) < rough.remove(epsilon) < fine.remove(epsilon) * 1.1
         assert fine.add(epsilon) < rough.add(epsilon) < fine.add(epsilon) * 1.3
@@ -90,8 +90,8 @@ def test_more_points_come_down_and_two_grids_agree():
 
 def test_many_unlike_variances_are_rounded_up():
     variances = np.linspace(0.9, 1.0, 30)
-    found = mean_of_lognormals(variances, points=800)
-    below, above = (mean_of_lognormals(np.full(30, g), points=800) for g in (0.9, 1.0))
+    found = mean_of_lognormals(variances, points=400)
+    below, above = (mean_of_lognormals(np.full(30, g), points=400) for g in (0.9, 1.0))
     for epsilon in (0.2, 0.5, 1.0):
         assert below.remove(epsilon) < found.remove(epsilon) < above.remove(epsilon) * 1.01
     kinds, counts = lognormals._distinct_variances(variances)
@@ -101,7 +101,7 @@ def test_many_unlike_variances_are_rounded_up():
 
 def test_samples_of_a_thousand_bins():
     rng = np.random.default_rng(11)
-    b, count = 1000, 20_000
+    b, count = 1000, 6_000
     ratio = np.array([np.exp(rng.standard_normal((100, b)) * 2 - 2).mean(axis=1) for _ in range(count // 100)]).ravel()
     found = mean_of_lognormals(np.full(b, 4.0), points=1000)
     for level in (1.0, 1.2):
@@ -109,7 +109,7 @@ def test_samples_of_a_thousand_bins():
         assert abs(put.mean() - value) < 5 * put.std() / math.sqrt(count) + 0.01 * value
 
 
-@pytest.mark.parametrize(("k", "b", "sigma"), [(1, 100, 1.0), (10, 1000, 1.0), (10, 100, 0.7), (100, 10, 4.0)])
+@pytest.mark.parametrize(("k", "b", "sigma"), [(10, 100, 0.7), (100, 10, 4.0)])
 def test_allocation_is_below_poisson_sampling(k, b, sigma):
     # fewer ways to come twice: seen for C = I, and no theorem at every epsilon
     found = epochs_epsilon(np.ones((k, b)), sigma, 1e-5)
@@ -135,9 +135,9 @@ def test_what_secrecy_cannot_help_is_the_bound_for_known_batches():
 
 
 def test_epsilon_falls_in_sigma_and_rises_as_delta_falls():
-    found = [pld_epsilon(Independent(40), RandomAllocation(4, 10), s, 1e-5) for s in (0.8, 1.0, 2.0)]
+    found = [pld_epsilon(Independent(40), RandomAllocation(4, 10), s, 1e-5) for s in (0.8, 2.0)]
     assert found == sorted(found, reverse=True)
-    rising = [epochs_epsilon(np.ones((1, 10)), 1.0, d) for d in (1e-2, 1e-4, 1e-6, 1e-9, 1e-12)]
+    rising = [epochs_epsilon(np.ones((1, 10)), 1.0, d) for d in (1e-2, 1e-6, 1e-12)]
     assert rising == sorted(rising)
     assert rising[-1] < gdp_epsilon(1.0, 1e-12)
 
@@ -176,8 +176,8 @@ def test_truncation_is_never_below_what_others_may_do(size, most, q):
     rule = TruncatedPoisson(1, q, most, size)
     for epsilon in (0.2, 1.0):
         found = pld_delta(Independent(1), rule, 1.2, epsilon)
-        for others in ([-1.0] * (size - 1), [1.0] * (size - 1), [0.0] * (size - 1), np.linspace(-1, 1, size - 1)):
-            worst = oracle.truncated_deltas(rule, 1.0, list(others), 1.2, epsilon, points=4001).worst
+        for others in ([-1.0] * (size - 1), [1.0] * (size - 1), np.linspace(-1, 1, size - 1)):
+            worst = oracle.truncated_deltas(rule, 1.0, list(others), 1.2, epsilon, points=2001).worst
             assert worst <= found * (1 + 1e-6) + 1e-9
 
 

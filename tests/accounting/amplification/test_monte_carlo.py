@@ -33,7 +33,7 @@ def bins_interval(gram, sigma: float, delta: float, settings: MonteCarlo):
     return search.interval(delta, settings.failure or 1e-3)
 
 
-@pytest.mark.parametrize(("mu", "delta"), [(0.3, 1e-5), (1.66, 1e-5), (1.0, 1e-8)])
+@pytest.mark.parametrize(("mu", "delta"), [(0.3, 1e-5), (1.0, 1e-8)])
 def test_one_bin_is_the_gaussian_mechanism(mu: float, delta: float) -> None:
     settings = MonteCarlo(50_000)
     truth = gdp_epsilon(mu, delta)
@@ -48,9 +48,9 @@ def test_one_bin_is_the_gaussian_mechanism(mu: float, delta: float) -> None:
 
 def test_the_same_again_and_other_samples_for_another_salt() -> None:
     rule, strategy = BallsInBins(2, 5), Independent(10)
-    first = mc_epsilon(strategy, rule, 1.0, 1e-5, MonteCarlo(5000))
-    assert first == mc_epsilon(strategy, rule, 1.0, 1e-5, MonteCarlo(5000))
-    other = mc_epsilon(strategy, rule, 1.0, 1e-5, MonteCarlo(5000, salt=1))
+    first = mc_epsilon(strategy, rule, 1.0, 1e-5, MonteCarlo(2500))
+    assert first == mc_epsilon(strategy, rule, 1.0, 1e-5, MonteCarlo(2500))
+    other = mc_epsilon(strategy, rule, 1.0, 1e-5, MonteCarlo(2500, salt=1))
     assert first != other
     assert first == pytest.approx(other, rel=0.03)
 
@@ -103,7 +103,7 @@ def test_a_limit_at_twice_the_failure_is_wrong_too_often() -> None:
     failure, m = 0.05, 1e-3
     bet = monte_carlo._Bet((1 / (2 * failure) - 1) / m, 0.0)  # the wealth is 20 / 2 after a 0
     weight = math.log(m / (1 - 2 * failure)) - 1e-12  # delta is m, but for rounding
-    zero = np.random.default_rng(0).random(2000) < 2 * failure
+    zero = np.random.default_rng(0).random(600) < 2 * failure
 
     def wrong(stake: float) -> float:
         count = 0
@@ -140,14 +140,14 @@ def test_claims_over_many_salts_fail_as_rarely_as_they_say(monkeypatch: pytest.M
     monkeypatch.setattr(monte_carlo, "POWERS", (2, 3))
     delta, failure, gram = 0.25, 0.1, 2 * np.eye(2)
     claims = [
-        mc_epsilon(Independent(4), BallsInBins(2, 2), 1.0, delta, MonteCarlo(1000, failure, salt)) for salt in range(40)
+        mc_epsilon(Independent(4), BallsInBins(2, 2), 1.0, delta, MonteCarlo(1000, failure, salt)) for salt in range(24)
     ]
-    truth = np.linspace(0.4, 3.0, 27)
+    truth = np.linspace(0.4, 3.0, 14)
     deltas = [mixture_deltas(gram, np.ones(2) / 2, 1.0, at).worst for at in truth]
     found = np.interp(claims, truth, deltas)  # delta at what is claimed, which is to be at most delta - failure
-    assert (found > delta - failure).sum() <= 4 + 2
+    assert (found > delta - failure).sum() <= 4
     assert (found > 0.85 * (delta - failure)).mean() > 0.5  # and near it
-    assert len(set(claims)) > 30
+    assert len(set(claims)) > 20
 
 
 def test_both_directions_count() -> None:
@@ -157,11 +157,12 @@ def test_both_directions_count() -> None:
     first, second = mixture_deltas(gram, np.ones(2) / 2, 1.0, 0.3)
     assert max(first, second) < found < 1.1 * max(first, second)
     # where all samples of P against Q say that nothing is lost, Q against P still bounds the claim
-    search = monte_carlo._EpsilonSearch(Bins(gram), NoiseSource(bytes(32)), 20_000, None)
-    nothing = BinsTerms(np.full(20_000, -50.0), np.zeros(20_000), 0.0, 0.0, True)
+    search = monte_carlo._EpsilonSearch(Bins(gram), NoiseSource(bytes(32)), 5000, None)
+    nothing = BinsTerms(np.full(5000, -50.0), np.zeros(5000), 0.0, 0.0, True)
     search._remove = lambda m, stake: (nothing, monte_carlo._Bet(0.5, 0.0))  # type: ignore[method-assign]
-    assert mixture_deltas(gram, np.ones(2) / 2, 1.0, search.least_epsilon(1e-2, math.log(1e4)))[1] < 1e-2
-    assert search.least_epsilon(1e-2, math.log(1e4)) > 1.0
+    epsilon = search.least_epsilon(1e-2, math.log(1e4))
+    assert mixture_deltas(gram, np.ones(2) / 2, 1.0, epsilon)[1] < 1e-2
+    assert epsilon > 1.0
 
 
 def test_chunks_do_not_matter_and_keys_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,7 +301,7 @@ def test_terms_of_two_laws_come_in_equal_numbers(monkeypatch: pytest.MonkeyPatch
         return remove(self, source, samples, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Bins, "remove", counted)
-    for samples in (1001, 1002, 1003):
+    for samples in (1001, 1003):
         mc_epsilon(Independent(4), BallsInBins(2, 2), 1.0, 1e-2, MonteCarlo(samples))
         assert counts[-1] == 1004
     assert all(count % 4 == 0 for count in counts)
