@@ -27,7 +27,7 @@ def test_example_runs(path, tmp_path, monkeypatch, capsys):
         text = run_here(path, tmp_path, monkeypatch, capsys)
     else:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        if path.name == "loop.py":
+        if path.name == "users.py":
             line = [sys.executable, "-W", "error", path]
             done = subprocess.run(line, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
         else:

@@ -40,6 +40,7 @@ def test_plan_and_sensitivity_are_functions_in_whatever_order():
         "from anyorder.plan.plan import Plan; import anyorder as ao; import anyorder.strategy.sensitivity",
         "from anyorder import plan; import anyorder.plan; import anyorder as ao; assert ao.plan is plan",
         "import anyorder.training.engine; import anyorder.plan; import anyorder as ao",
+        "import anyorder as ao; from anyorder import *; assert PrivacyEngine is ao.PrivacyEngine and callable(plan)",
         "import anyorder.strategy.sensitivity; from anyorder import sensitivity; import anyorder as ao",
     ]
     code = f"""
@@ -53,7 +54,9 @@ for order in {orders!r}:
         try:
             exec(order)
             assert all(type(f).__name__ == "function" for f in (ao.plan, ao.sensitivity)), (ao.plan, ao.sensitivity)
-            ao.PrivacyEngine
+            assert set(ao.__all__) <= set(dir(ao))
+            assert {{name for name in dir(ao.audit) if not name.startswith('__')}} == set(ao.audit.__all__)
+            assert all(getattr(ao, name) is not None for name in ao.__all__)
             assert torch.equal(draws, torch.get_rng_state()), "an import drew from torch's generator"
         except BaseException:
             sys.excepthook(*sys.exc_info())
@@ -64,17 +67,7 @@ for order in {orders!r}:
     run(code)
 
 
-def test_what_needs_torch_is_there_when_asked_for():
-    code = """
-import anyorder as ao, sys
-assert "torch" not in sys.modules
-assert set(ao.__all__) <= set(dir(ao))
-assert {name for name in dir(ao.audit) if not name.startswith('__')} == set(ao.audit.__all__)
-assert all(getattr(ao, name) is not None for name in ao.__all__)
-from anyorder import *
-assert PrivacyEngine is ao.PrivacyEngine and callable(plan)
-"""
-    run(code)
+def test_a_name_that_is_not_there_is_no_attribute():
     with pytest.raises(AttributeError, match="no attribute 'PrivacyEngin'"):
         _ = anyorder.PrivacyEngin
 
@@ -86,10 +79,24 @@ def test_type_checkers_see_every_public_name():
     assert set(anyorder.__all__) <= stated
 
 
-def test_plans_files_and_cards_need_no_torch(tmp_path):
+def test_plans_files_cards_and_the_shell_need_no_torch(tmp_path):
+    """And a plan without secret draws loads no filters of SciPy."""
     code = f"""
 {NO_TORCH}
-import anyorder as ao
+import os
+import numpy as np, anyorder as ao
+os.environ["ANYORDER_CACHE"] = "off"
+given = {{"order": "fixed", "epsilon": 8, "delta": 1e-5, "mechanism": "banded inverse, 2 bands"}}
+ao.plan(dataset_size=40, batch_size=10, epochs=2, **given)
+assert "scipy.signal" not in sys.modules
+from anyorder._filters import fftconvolve, lfilter
+from scipy import signal
+x, f = np.random.default_rng(0).standard_normal((40, 3)), np.array([1.5, 0.3, -0.2])
+for a, b in ((f, [1.0]), ([2.0], [1.0]), ([1.0, -0.9], [1.9, -0.9])):
+    assert (lfilter(b, a, x, axis=0) == signal.lfilter(b, a, x, axis=0)).all()
+assert np.allclose(fftconvolve(x[:, 0], f), signal.fftconvolve(x[:, 0], f), rtol=1e-14, atol=1e-14)
+del os.environ["ANYORDER_CACHE"]
+
 from anyorder.ledger import Ledger
 from anyorder.app.cards import card
 chosen = ao.plan(dataset_size=100, batch_size=10, epochs=2, epsilon=8, delta=1e-5)
@@ -103,43 +110,10 @@ except AttributeError as problem:  # so that hasattr and help() can ask
     assert "needs torch" in str(problem)
 else:
     raise AssertionError("torch was not blocked")
-"""
-    run(code)
 
-
-def test_a_plan_without_secret_draws_loads_no_filters_of_scipy():
-    code = """
-import os, sys
-os.environ["ANYORDER_CACHE"] = "off"
-import numpy as np, anyorder as ao
-given = {"order": "fixed", "epsilon": 8, "delta": 1e-5, "mechanism": "banded inverse, 2 bands"}
-ao.plan(dataset_size=40, batch_size=10, epochs=2, **given)
-assert "scipy.signal" not in sys.modules
-from anyorder._filters import fftconvolve, lfilter
-from scipy import signal
-x, f = np.random.default_rng(0).standard_normal((40, 3)), np.array([1.5, 0.3, -0.2])
-for a, b in ((f, [1.0]), ([2.0], [1.0]), ([1.0, -0.9], [1.9, -0.9])):
-    assert (lfilter(b, a, x, axis=0) == signal.lfilter(b, a, x, axis=0)).all()
-assert np.allclose(fftconvolve(x[:, 0], f), signal.fftconvolve(x[:, 0], f), rtol=1e-14, atol=1e-14)
-"""
-    run(code)
-
-
-def test_an_audit_of_a_training_says_that_it_needs_torch():
-    code = f"{NO_TORCH}\nimport anyorder.app.cli\nanyorder.app.cli.run(['audit', 'run', 'own:setup'])"
-    done = subprocess.run([*STRICT, code], capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stderr == "anyorder: this audit needs torch, which is not installed: pip install torch\n"
-
-
-@pytest.mark.slow
-def test_the_shell_plans_and_verifies_without_torch(tmp_path):
-    code = f"""
-{NO_TORCH}
-import anyorder as ao, anyorder.app.cli
+import anyorder.app.cli
 anyorder.app.version.find_spec = lambda name: None  # as where it is not installed
 PLAN = {str(tmp_path / "plan.json")!r}
-ao.plan(dataset_size=100, batch_size=10, epochs=2, epsilon=8, delta=1e-5, mechanism="tree").save(PLAN)
 for command in (
     ["verify", PLAN],
     ["report", PLAN],
@@ -152,6 +126,13 @@ for command in (
     assert code == 0, (code, command)
 """
     run(code)
+
+
+def test_an_audit_of_a_training_says_that_it_needs_torch():
+    code = f"{NO_TORCH}\nimport anyorder.app.cli\nanyorder.app.cli.run(['audit', 'run', 'own:setup'])"
+    done = subprocess.run([*STRICT, code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "anyorder: this audit needs torch, which is not installed: pip install torch\n"
 
 
 def test_the_package_and_its_version_load_no_numpy_and_no_command_line():

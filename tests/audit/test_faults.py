@@ -29,14 +29,14 @@ LARGE = {"n": 24, "size": 2000, "count": 200, "others": 24}
 
 
 def audited():
-    """Honest runs and its own faults of each front end; of what is planted in the core, all there, elsewhere a third.
+    """Honest runs and its own faults of each front end; of what is planted in the core, all there, elsewhere a fifth.
 
-    Each fault is planted in every third front end, another third for the next fault.
+    Each fault is planted in every fifth front end, another fifth for the next fault.
     """
     for i, front_end in enumerate(front_ends):
         own = {fault.name for fault in front_end.faults}
         for j, case in enumerate(cases(front_end)):
-            chosen = front_end is core or case.fault is None or case.fault.name in own or (i + j) % 3 == 0
+            chosen = front_end is core or case.fault is None or case.fault.name in own or (i + j) % 5 == 0
             if chosen and case.excuse is None:
                 yield case
 
@@ -94,7 +94,7 @@ def test_the_walk_sees_each_way(source):
 
 @pytest.mark.parametrize(
     ("front_end", "strategy", "runs"),
-    [(core, banded, 120), (core, tree, 120), (engine, banded, 40)],
+    [(core, banded, 120), (core, tree, 80), (engine, banded, 40)],
     ids=["core-banded", "core-tree", "engine-banded"],
 )
 def test_honest_runs_are_refuted_at_most_at_the_nominal_rate(front_end, strategy, runs):

@@ -2,10 +2,8 @@
 
 import json
 import math
-import os
 import shlex
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -753,7 +751,6 @@ def test_a_claim_that_holds_has_the_colour_of_its_promise(epsilon, level, ink, b
 
 
 ROOT = Path(__file__).parents[2]
-ENVIRONMENT = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
 
 
 @pytest.mark.parametrize(
@@ -788,6 +785,8 @@ def test_the_hook_of_pre_commit_fails_for_a_script_without_privacy(tmp_path):
     [hook] = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
     assert not hook["pass_filenames"]  # they would be taken for the script's arguments
     line = [*shlex.split(hook["entry"]), str(ROOT / "examples" / "check" / "plain.py")]
-    done = subprocess.run(line, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        line, cwd=tmp_path, env=checked.environment(tmp_path), capture_output=True, text=True, check=False
+    )
     assert done.returncode == 3, done.stderr
     assert done.stderr.splitlines()[-1] == "anyorder: no private training: epsilon is infinite"
