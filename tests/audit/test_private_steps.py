@@ -142,7 +142,7 @@ def unclipped():
     original = training.optimizer.clip_and_accumulate
 
     def clip():
-        training.optimizer.max_grad_norm = 130.0
+        training.optimizer.max_grad_norm = 13.0
         original()
         training.optimizer.max_grad_norm = 1.3
 
@@ -312,7 +312,7 @@ def ghost_and_a_weight_twice():
 
 
 FAULTS = {
-    half: "smaller than", unclipped: "clipped to norm 130", replaced_clip: "no clipping", silent_noise: "no noise",
+    half: "smaller than", unclipped: "clipped to norm 13", replaced_clip: "no clipping", silent_noise: "no noise",
     rewritten: "no noise", stepped_twice: "had no privacy", own_class: "Mine cannot be observed",
     the_same_noise: "the same noise", ghost_without_its_loss: "no clipping", pairs: "one gradient for each example",
     beside: "adds no noise stepped too", seeded: "seed that the script sets",

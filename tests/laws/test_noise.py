@@ -16,7 +16,7 @@ every_strategy = over("name", STRATEGIES)
 
 @every_strategy
 def test_covariance_is_what_was_accounted_for(name):
-    """Over 10^6 draws. Half the noise, a row used twice, a term left out: each rejects."""
+    """Over half a million draws. Half the noise, a row used twice, a term left out: each rejects."""
     assert_white(STRATEGIES[name](17))
 
 

@@ -18,7 +18,7 @@ from laws.cases import STRATEGIES
 from noise.steps import Steps, steps
 
 KEY = bytes(range(32))
-N, SIZE, START, STD = 7, 603, 2**36 - 5, np.float32(1.7)
+N, SIZE, START, STD = 7, 203, 2**36 - 5, np.float32(1.7)
 EDGES = [0, 1, 17, SIZE]
 
 

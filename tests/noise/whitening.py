@@ -9,7 +9,7 @@ from anyorder.strategy import Strategy
 KEY = b"whitening: a fixed key, 32 bytes"
 
 
-def assert_white(strategy: Strategy, *, std: float = 0.7, size: int = 65_536, source: NoiseSource | None = None):
+def assert_white(strategy: Strategy, *, std: float = 0.7, size: int = 32_768, source: NoiseSource | None = None):
     """The streamed noise X (n, size) has covariance std^2 K K^T between steps, and none between coordinates.
 
     With L L^T = std^2 K K^T, the entries of W = L^-1 X are independent N(0, 1). Tested: all second moments of W, means,

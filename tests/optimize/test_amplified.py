@@ -167,7 +167,7 @@ def test_where_nothing_is_amplified_the_choice_is_that_of_a_known_order() -> Non
 @pytest.mark.usefixtures("fitted_once")
 def test_budgets_hold() -> None:
     for max_state, max_cost in ((0, 1.0), (2, 8.0), (None, 4.0)):
-        for one in choose(prefix_sum(16), BallsInBins(2, 8), max_state, max_cost=max_cost, epsilon=1.0, delta=DELTA):
+        for one in choose(prefix_sum(12), BallsInBins(2, 6), max_state, max_cost=max_cost, epsilon=1.0, delta=DELTA):
             assert max_state is None or one.state_rows <= max_state
             assert one.cost <= max_cost
 

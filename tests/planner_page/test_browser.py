@@ -1,6 +1,7 @@
 """In Chromium: sliders by keyboard, the numbers of the table beside `ao.plan`, both widths, no complaint."""
 
 import contextlib
+import functools
 import io
 import json
 import re
@@ -149,17 +150,22 @@ def test_a_refusal_is_at_its_input_and_goes_when_it_is_mended(page, here):
     assert page.locator(".field.refused").count() == 0
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(400, "light"), (1280, "dark")])  # colours move nothing
-def test_both_views_fit_the_screen(page, here, width, scheme):
-    page.emulate_media(color_scheme=scheme)
-    page.set_viewport_size({"width": width, "height": 800})
+def fits_wide_and_narrow(page):
+    """Colours move nothing."""
+    for width, scheme in ((400, "light"), (1280, "dark")):
+        page.emulate_media(color_scheme=scheme)
+        page.set_viewport_size({"width": width, "height": 800})
+        assert fits_the_screen(page), width
+
+
+def test_both_views_fit_the_screen(page, here):
     page.goto(here)
     answered(page)
-    assert fits_the_screen(page)
+    fits_wide_and_narrow(page)
     page.focus("#tab-plan")
     page.keyboard.press("ArrowRight")
     answered(page)
-    assert fits_the_screen(page)
+    fits_wide_and_narrow(page)
     cell = page.locator("#heat .cell[data-value]").first
     cell.focus()
     told = page.inner_text("#readout")
@@ -205,19 +211,27 @@ LONG = "banded low rank, 16 bands, 4 rank, rescaled, of a restarted kind"
 
 
 @pytest.mark.parametrize("here", [{}], indirect=True, ids=[""])  # the plan that every reader sees first
-@pytest.mark.parametrize("width", [1280, 700, 400])
-def test_nothing_covers_a_line_and_no_name_is_cut(page, here, width):
+def test_nothing_covers_a_line_and_no_name_is_cut(page, here):
     """Also a name that is longer than those of today's mechanisms; on a phone the one here is longer than the page."""
-    name = LONG if width > 400 else LONG[:36]
+    name = LONG
+
+    pieces_of = functools.cache(lambda asked: list(pieces("plan", json.loads(asked))))
 
     def renamed(route):
-        lines = [json.dumps(piece) + "\n" for piece in pieces("plan", route.request.post_data_json)]
+        lines = [json.dumps(piece) + "\n" for piece in pieces_of(route.request.post_data)]
         route.fulfill(content_type="application/x-ndjson", body="".join(lines).replace('"tree"', f'"{name}"'))
 
     page.route("**/ask/plan", renamed)
-    page.set_viewport_size({"width": width, "height": 900})
     page.goto(here)
-    answered(page)
+    for width in (1280, 700, 400):
+        name = LONG if width > 400 else LONG[:36]
+        page.set_viewport_size({"width": width, "height": 900})
+        page.reload()
+        answered(page)
+        all_is_shown(page, name)
+
+
+def all_is_shown(page, name):
     for place in ("command", "python"):
         button, code = page.locator(f"[data-copy={place}]").bounding_box(), page.locator(f"#{place}").bounding_box()
         assert button["y"] + button["height"] <= code["y"]

@@ -251,9 +251,9 @@ def draws_of_another_run(reached: Reached) -> Iterator[None]:
     """Each run makes the same draws, as those of a generator whose seed somebody fixed."""
     real = Draws.__init__
 
-    def init(self: Any, rule: Any, size: int, source: Any) -> None:
+    def init(self: Any, rule: Any, size: int, source: Any, rates: Any = None) -> None:
         reached()
-        real(self, rule, size, NoiseSource(bytes(32)))
+        real(self, rule, size, NoiseSource(bytes(32)), rates)
 
     with patched(Draws, "__init__", init):
         yield
