@@ -95,7 +95,7 @@ def slowly(workload: Workload, rows: np.ndarray) -> np.ndarray:
 
 
 def test_every_strategy_with_every_workload() -> None:
-    for n, name in product([1, 2, 7, 16, 65, 130], STRATEGIES):
+    for n, name in product([1, 2, 7, 65], STRATEGIES):
         strategy = STRATEGIES[name](n)
         for scaled in (strategy, Rescaled(strategy, np.linspace(2, 0.5, n))):
             K = scaled.noising_matrix()

@@ -281,8 +281,8 @@ def test_allowed_is_what_check_lets_in_and_bounds_are_those_of_the_history(rule,
 
 @pytest.mark.parametrize("named", [False, True])
 def test_many_units_over_many_steps(named, tmp_path):
-    """A tenth of 13 million participations: a generous bound on time, which a quadratic or a slow path would break."""
-    units, n, cohort = 100_000, 200, 6500
+    """A twentieth of 13 million participations: a generous bound on time, which a quadratic path would break."""
+    units, n, cohort = 100_000, 100, 6500
     rule = MinSeparation(n, b=5)
     ids = np.arange(units) if not named else np.array([f"user-{i:07d}" for i in range(units)], object)
     rng, ledger = np.random.default_rng(0), Ledger.create(rule, tmp_path / "x", RUN)

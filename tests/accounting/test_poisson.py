@@ -61,9 +61,8 @@ def test_what_an_assumed_sampling_hides():
 @pytest.mark.parametrize(
     ("parts", "delta"),
     [
-        ([(0.586, 0.01, 1000)], 1e-5),
         ([(0.35, 0.001, 300)], 1e-6),
-        ([(0.185, 5.2e-5, 1), (0.728, 0.0046, 1558)], 3.9e-4),  # one step whose losses are far beyond all others
+        ([(0.185, 5.2e-5, 1), (0.728, 0.0046, 600)], 3.9e-4),  # one step whose losses are far beyond all others
     ],
 )
 def test_grids_of_far_losses_are_coarse_and_lose_next_to_nothing(parts, delta):

@@ -620,7 +620,7 @@ def test_seedable_samplers_of_accelerate_are_known():
 
 @pytest.mark.parametrize("style", ["a step of their own", "dropped", "joined with the next epoch's"])
 @pytest.mark.parametrize(
-    ("batches", "accumulate", "shuffle"), [(10, 3, True), (4, 3, False), (2, 5, True), (6, 3, True), (3, 4, False)]
+    ("batches", "accumulate", "shuffle"), [(4, 3, False), (2, 5, True), (6, 3, True), (3, 4, False)]
 )
 def test_batches_that_are_left_over_are_counted_however_a_loop_takes_them(style, batches, accumulate, shuffle):
     """Every style of a loop, by brute force: no example weighs more than what is found."""
@@ -646,7 +646,7 @@ def test_batches_that_are_left_over_are_counted_however_a_loop_takes_them(style,
         by_steps = ao.check(loader, noise_multiplier=1.0, steps=len(steps), accumulate=accumulate, delta=1e-5)
         assert by_steps.true >= most * (1 - 1e-9)
         assert "if every epoch is whole" in by_steps.because
-    joined = {(10, 3): 2, (4, 3): 2, (2, 5): 3, (6, 3): 1, (3, 4): 2}[batches, accumulate]
+    joined = {(4, 3): 2, (2, 5): 3, (6, 3): 1, (3, 4): 2}[batches, accumulate]
     assert by_epochs.true == pytest.approx(gdp_epsilon(math.sqrt(epochs * joined), 1e-5), rel=1e-9)
     if batches % accumulate == 0:
         assert by_epochs.at_least > 0

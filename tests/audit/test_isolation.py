@@ -26,7 +26,7 @@ from audit.isolated import Rejects
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-N, B, EPOCHS, WIDTH, CLASSES, UNIT = 24, 8, 2, 5, 3, 3
+N, B, EPOCHS, WIDTH, CLASSES, UNIT = 16, 8, 2, 5, 3, 3
 PLAN = ao.plan(dataset_size=N, batch_size=B, epochs=EPOCHS, epsilon=1, delta=1e-3, mechanism="tree")
 RNG = torch.Generator().manual_seed(0)
 ROWS = [(torch.randn(WIDTH, generator=RNG), torch.tensor(i % CLASSES)) for i in range(N)]

@@ -163,13 +163,13 @@ def test_pure_runs_make_the_pure_search_that_is_published(law):
 def test_the_bound_is_never_above_those_that_are_published():
     """Rényi [Papernot, Steinke 2022, Theorems 2, 6]; by a point of the profile [Koskela, Redberg, Wang 2024]."""
     for mu in (0.1, 4.0):
-        for law in (Geometric(50), Logarithmic(50), NegativeBinomial(-0.5, 50), Poisson(10), Poisson(50)):
+        for law in (Geometric(50), NegativeBinomial(-0.5, 50), Poisson(10)):
             least, profile, renyi = (
                 search_epsilon(law, Gaussian(mu), 1e-6, bound) for bound in ("least", "profile", "renyi")
             )
             assert least == profile < renyi
     law, run = Geometric(50), Gaussian(1.0)
-    for epsilon in (7.0, 9.0, 12.0):
+    for epsilon in (7.0, 12.0):
         for e1 in np.linspace(0.5, 8.0, 20):
             step = (law.eta + 1) * math.log(math.exp(e1) + (1 - law.gamma) / law.gamma * run.delta(e1))
             if step < epsilon:
@@ -195,10 +195,9 @@ def test_a_gaussian_run_comes_within_a_hundredth_of_the_bound_and_never_above(la
 
 
 def test_calibration_lands_at_or_just_under_the_target():
-    for law in (Fixed(50), Geometric(50), Logarithmic(50), NegativeBinomial(-0.5, 50), Poisson(10)):
-        for epsilon in (0.1, 8.0):
-            mu = calibrate_search(law, epsilon, 1e-6)
-            assert epsilon * (1 - 1e-4) <= search_epsilon(law, Gaussian(mu), 1e-6) <= epsilon
+    for law, epsilon in ((Fixed(50), 0.1), (Geometric(50), 8.0), (NegativeBinomial(-0.5, 50), 0.1), (Poisson(10), 8.0)):
+        mu = calibrate_search(law, epsilon, 1e-6)
+        assert epsilon * (1 - 1e-4) <= search_epsilon(law, Gaussian(mu), 1e-6) <= epsilon
     with pytest.raises(ArgumentError, match="no mu"):
         calibrate_search(Geometric(50), 1.0, 1e-6, lambda mu: Gaussian(3.0))
 
@@ -208,10 +207,10 @@ def test_more_of_anything_costs_more():
     assert search_epsilon(Geometric(55), Gaussian(1.0), 1e-6) > base
     assert search_epsilon(Geometric(50), Gaussian(1.01), 1e-6) > base
     assert search_epsilon(Geometric(50), Gaussian(1.0), 1e-7) > base > Gaussian(1.0).epsilon(1e-6)
-    etas = [search_epsilon(NegativeBinomial(eta, 50), Gaussian(1.0), 1e-6) for eta in (-0.5, 0.0, 0.5, 1.0, 3.0)]
+    etas = [search_epsilon(NegativeBinomial(eta, 50), Gaussian(1.0), 1e-6) for eta in (-0.5, 0.0, 1.0, 3.0)]
     assert etas == sorted(etas)
     assert etas[1] == search_epsilon(Logarithmic(50), Gaussian(1.0), 1e-6)
-    assert math.isclose(etas[3], base, rel_tol=1e-9)
+    assert math.isclose(etas[2], base, rel_tol=1e-9)
     deltas = [search_delta(Geometric(50), Gaussian(1.0), epsilon) for epsilon in np.linspace(0, 30, 31)]
     assert deltas == sorted(deltas, reverse=True)
     assert deltas[0] <= 1

@@ -238,6 +238,6 @@ def test_fits_are_kept_and_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_what_is_chosen_can_be_made_in_float32() -> None:
     """Of many passes of few steps the low rank of least error is too ill-conditioned, and a plan of it was refused."""
-    plan = ao.plan(dataset_size=60, batch_size=10, epochs=25, epsilon=2, delta=1e-6, mechanism="auto", order="fixed")
+    plan = ao.plan(dataset_size=60, batch_size=10, epochs=40, epsilon=2, delta=1e-6, mechanism="auto", order="fixed")
     assert plan.rounding < 1e-2
     assert plan.noise_std > 0
