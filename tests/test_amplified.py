@@ -39,12 +39,13 @@ from plans import flat_plan
 
 BANDS = ToeplitzBanded([1.0, 0.5, 0.25], 24)
 BUFFERS = BLT([0.9, 0.4], [0.2, 0.1], 24)
-RESTARTED = RestartedBLT([[0.9], [0.9], [0.9]], [[0.2], [0.2], [0.2]], [0.5, 0.5, 0.5], [1.0, 1.0, 1.0], 24, 8)
+RESTARTED = RestartedBLT([[0.9]] * 2, [[0.2]] * 2, [0.5] * 2, [1.0] * 2, 8, 4)
+THREE_EPOCHS = RestartedBLT([[0.9]] * 3, [[0.2]] * 3, [0.5] * 3, [1.0] * 3, 24, 8)
 ORDERS = {
     "cyclic": (CyclicPoisson(24, 8, 0.1), BANDS),
     "truncated": (TruncatedPoisson(24, 0.1, 5, 40, 8), BANDS),
     "bins": (BallsInBins(3, 8), BUFFERS),
-    "allocation": (RandomAllocation(3, 8), RESTARTED),
+    "allocation": (RandomAllocation(2, 4), RESTARTED),
     "separation": (MinSeparationSampling(24, 4, 0.2), BANDS),
 }
 each = pytest.mark.parametrize("name", ORDERS)
@@ -53,7 +54,7 @@ each = pytest.mark.parametrize("name", ORDERS)
 def made(name, **changes):
     order, chosen = ORDERS[name]
     own = {
-        "participation": order, "strategy": chosen, "workload": Workload(24), "clip_norm": 1.0, "sigma": 1.5,
+        "participation": order, "strategy": chosen, "workload": Workload(order.n), "clip_norm": 1.0, "sigma": 1.5,
         "delta": 1e-5, "batch_size": 4,
         "neighbours": "zero-out" if order.absence_moves_others else "add-or-remove",
     }  # fmt: skip
@@ -64,10 +65,7 @@ def made(name, **changes):
 def test_a_plan_comes_back_from_its_file_with_what_is_left_if_batches_are_known(name, tmp_path):
     plan = made(name)
     plan.save(tmp_path / "plan.json")
-    if name == "allocation":  # epochs that each may have means of their own: 24 bins in all
-        with pytest.raises(CertificateError, match="more time than a file is given"):
-            Plan.load(tmp_path / "plan.json")
-    assert Plan.load(tmp_path / "plan.json", large=name == "allocation") == plan
+    assert Plan.load(tmp_path / "plan.json") == plan
     assert plan.mu is None
     assert plan.epsilon <= plan.known_epsilon
     assert "known_epsilon" in plan.claims()
@@ -90,7 +88,7 @@ def test_known_epsilon_is_that_of_the_order_without_coins(name):
     order = plan.participation
     pattern = {
         "cyclic": lambda: FixedOrder(24, 3, 8), "truncated": lambda: FixedOrder(24, 3, 8),
-        "bins": lambda: FixedOrder(24, 3, 8), "allocation": lambda: ao.participation.EpochShuffle(3, 8),
+        "bins": lambda: FixedOrder(24, 3, 8), "allocation": lambda: ao.participation.EpochShuffle(2, 4),
         "separation": lambda: ao.participation.MinSeparation(24, 4),
     }[name]()  # fmt: skip
     mu = ao.sensitivity(plan.strategy, pattern).value / plan.sigma
@@ -133,7 +131,7 @@ def test_cyclic_sampling_is_so_many_sampled_gaussians_of_the_largest_column():
         (TruncatedPoisson(24, 0.1, 5, 40, 2), BANDS, "cycle=2 steps"),
         (CyclicPoisson(24, 8, 0.1), BUFFERS, "take cycle=24"),
         (RandomAllocation(3, 8), BANDS, "restarts with each epoch"),
-        (RandomAllocation(4, 6), RESTARTED, "restarts with each epoch"),
+        (RandomAllocation(4, 2), RESTARTED, "restarts with each epoch"),
         (MinSeparationSampling(24, 2, 0.2), BANDS, "b=2 steps"),
         (MinSeparationSampling(24, 4, 0.2), Tree(24), "b=4 steps"),
         (BallsInBins(3, 4), BANDS, "same number of steps"),
@@ -176,7 +174,7 @@ def test_a_full_tree_is_taken_in_its_causal_form():
     assert np.allclose(bins_gram(tree, order), bins_gram(plain, order))
 
 
-@pytest.mark.parametrize("chosen", [BUFFERS, BANDS, RESTARTED, Tree(24, "full")], ids=repr)
+@pytest.mark.parametrize("chosen", [BUFFERS, BANDS, THREE_EPOCHS, Tree(24, "full")], ids=repr)
 def test_rounding_under_coins_covers_the_matrix_that_is_used(chosen):
     """|| C~ C^-1 || of the float32 K, as an operator, is within the rounding."""
     found = rounding(chosen, BallsInBins(3, 8))
@@ -356,9 +354,6 @@ def test_budgets_count_amplified_plans(tmp_path):
 @pytest.mark.parametrize("name", ["bins", "allocation", "truncated", "one epoch"])
 def test_amplified_curves_compose_by_their_loss_distributions(name):
     curve = Amplified(Independent(8), BallsInBins(1, 8), 1.0, Pld()) if name == "one epoch" else made(name).curve
-    if name == "allocation":  # of two epochs
-        twice = RestartedBLT([[0.9]] * 2, [[0.2]] * 2, [0.5] * 2, [1.0] * 2, 16, 8)
-        curve = Amplified(twice, RandomAllocation(2, 8), 1.5, neighbours=curve.neighbours)
     others = (Sampled(1.5, 0.2, 5, neighbours=curve.neighbours), curve)
     for other in others if name == "one epoch" else others[name == "truncated" :][:1]:
         both = compose(curve, other)
@@ -381,7 +376,7 @@ def test_bins_of_one_unit_beside_others_are_those_alone():
 def test_amplified_curves_come_back_from_certificates_of_searches(name):
     curve = made(name).curve
     data = json.loads(canonical(curve_to_dict(curve)))
-    with bounded(name != "allocation"):  # whose 24 bins in all are more than a stranger's file may have
+    with bounded(True):
         assert curve_from_dict(data) == curve
     with pytest.raises(CertificateError):
         curve_from_dict({**data, "sigma": 3.0, "trust": "me"})
@@ -414,8 +409,11 @@ def test_a_strangers_file_of_many_bins_is_refused_before_it_is_computed(tmp_path
     )  # fmt: skip
     from anyorder.plan.cost import check_plan
 
+    epochs = made("allocation", participation=RandomAllocation(3, 8), strategy=THREE_EPOCHS, workload=Workload(24))
     with bounded(True), pytest.raises(CertificateError, match="200 bins"):
         check_plan(plan.to_dict())
+    with bounded(True), pytest.raises(CertificateError, match="more time than a file is given"):
+        check_plan(epochs.to_dict())  # which each may have means of their own: 24 bins in all
 
 
 def test_the_digests_of_older_plans_are_what_they_were():

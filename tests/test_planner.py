@@ -324,7 +324,7 @@ def test_options_carry_what_they_are_of():
     with pytest.raises(ArgumentError, match="learning_rates must"):
         ao.SGD(learning_rates="fast")
     assert small(order="fixed") == small(order=ao.order("fixed"))
-    given = {"batch_size": 10, "epsilon": 4, "delta": 1e-5}
+    given = {"batch_size": 10, "noise_multiplier": 2.0, "delta": 1e-5}
     by_value = ao.plan(order=ao.order(BallsInBins(3, 10), method="bound"), mechanism="independent", **given)
     by_word = ao.plan(
         order=ao.order("balls-in-bins", method="bound"), mechanism="independent", dataset_size=100, epochs=3, **given

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 import anyorder as ao
+import processes
 from anyorder.accounting.gaussian import gdp_epsilon
 from anyorder.audit.isolation import Neighbour, check, neighbours
 from anyorder.audit.neighbours import same
@@ -777,13 +778,12 @@ def test_the_fixture_fails_a_loop_that_leaks(pytester):
     done.stdout.fnmatch_lines(["*IsolationError: isolation: * 1 kind(s) of channel*", "*output [[]*"])
 
 
-def test_the_page_s_test_file_fails_for_the_planted_channel_alone(pytester):
+def test_the_page_s_test_file_fails_for_the_planted_channel_alone(tmp_path):
     page = (Path(__file__).parents[2] / "docs" / "guarantee.md").read_text()
     [block] = [one for one in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "# test_my_loop.py" in one]
-    pytester.makepyfile(test_my_loop=block)
-    done = pytester.runpytest_inprocess("-q", "-p", "no:cacheprovider")
-    done.assert_outcomes(passed=1, failed=1)
-    told = done.stdout.str()
+    (tmp_path / "test_my_loop.py").write_text(block)
+    told = processes.run("-m", "pytest", "-q", "-p", "no:cacheprovider", cwd=tmp_path).stdout
+    assert "1 failed, 1 passed" in told
     assert "FAILED test_my_loop.py::test_my_loop - anyorder.errors.IsolationError" in told
     assert re.search(r"own step \[huge values, step \d\]: moved by \d\.\d+ clip norms where 2 is allowed", told)
     assert re.search(r"units \[huge values, step \d\]: others are in this step", told)

@@ -38,7 +38,7 @@ LOSSES = {"mean": error.rmse, "max": error.max_error, "last": error.last_error}
 
 @pytest.mark.parametrize(
     ("kind", "participation"),
-    [(kind, PARTICIPATIONS[(i + j) % 4]) for i, kind in enumerate(SIZES) for j in (0, 2)],
+    [(kind, PARTICIPATIONS[(i + j) % 4]) for i, kind in enumerate(SIZES) for j in (0, 2)[: 1 + (i % 3 == 0)]],
     ids=str,
 )
 def test_every_kind_fits_every_participation(kind: str, participation: Participation) -> None:

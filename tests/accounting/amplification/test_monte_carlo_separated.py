@@ -1,5 +1,6 @@
 """Samples for sampling with separation: their law, their bounds, and claims that keep to the truth."""
 
+import functools
 import json
 import math
 from pathlib import Path
@@ -43,6 +44,7 @@ SHAPES = [Shape(2), Shape(2, (1.5, 2.0), 0.4), None]
 GENTLE = [Shape(4), Shape(5, (1.5, 4.0), 0.2)]
 
 
+@functools.cache
 def brute_force(case: str, epsilon: float) -> oracle.Deltas:
     strategy, rule, sigma = CASES[case]
     with np.errstate(over="ignore"):

@@ -18,7 +18,7 @@ def random_matrix(rng, n):
     return np.tril(rng.uniform(-1, 1, (n, n)), -1) + np.diag(rng.uniform(0.3, 1, n))
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("rule", RULES, ids=repr)
 def test_directions_that_do_not_adapt(rule, seed):
     rng = np.random.default_rng(seed)
