@@ -40,8 +40,7 @@ TRAIN = ["train", "--epsilon", "8", "--mechanism", "tree", "--epochs", "1", "--b
 
 
 @pytest.fixture(autouse=True)
-def _no_cache(monkeypatch):
-    monkeypatch.setenv("ANYORDER_CACHE", "off")
+def _patient(monkeypatch):
     monkeypatch.setattr(waiting, "_SECONDS", 3600.0)  # on a machine that is busy
 
 

@@ -28,11 +28,6 @@ from anyorder.workload import GivenWorkload, Workload, cosine, custom, prefix_su
 from plans import flat_plan
 
 
-@pytest.fixture(autouse=True)
-def _no_cache(monkeypatch):
-    monkeypatch.setenv("ANYORDER_CACHE", "off")
-
-
 def small(**changes):
     settings = {"dataset_size": 100, "batch_size": 10, "epochs": 3, "sigma": 2.0, "delta": 1e-5, "order": "fixed"}
     return flat_plan(**{**settings, **changes})

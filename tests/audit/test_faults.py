@@ -359,10 +359,13 @@ def outcomes(pytester, *options, plugins=DECLARED, norm="release.clip_norm", exc
     return pytester.runpytest_inprocess("-p", "no:cacheprovider", "-W", "error", *options)
 
 
-@pytest.mark.parametrize(("plugins", "options"), [(DECLARED, []), ("", ["-p", "anyorder.audit.faults"])])
-def test_a_module_gets_a_test_for_each_case(pytester, plugins, options):
-    result = outcomes(pytester, *options, plugins=plugins)
+def test_a_module_gets_a_test_for_each_case(pytester):
+    result = outcomes(pytester)
     result.assert_outcomes(passed=4 + len(FAULTS) - len(EXCUSES), skipped=len(EXCUSES))
+
+
+def test_a_module_that_declares_nothing_gets_them_by_an_option(pytester):
+    outcomes(pytester, "-p", "anyorder.audit.faults", "-k", "honest", plugins="").assert_outcomes(passed=4)
 
 
 def test_a_dishonest_front_end_fails_and_excuses_are_shown(pytester):

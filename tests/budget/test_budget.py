@@ -20,11 +20,6 @@ from plans import flat_plan
 EPSILON, DELTA = 8.0, 1e-5
 
 
-@pytest.fixture(autouse=True)
-def _no_cache(monkeypatch):
-    monkeypatch.setenv("ANYORDER_CACHE", "off")
-
-
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "people.budget"

@@ -22,11 +22,6 @@ from anyorder.participation import MinSeparation
 TRAIN = ["train", "--epsilon", "3", "--mechanism", "tree", "--epochs", "1", "--batch-size", "480"]
 
 
-@pytest.fixture(autouse=True)
-def _no_cache(monkeypatch):
-    monkeypatch.setenv("ANYORDER_CACHE", "off")
-
-
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "people.budget"

@@ -384,7 +384,7 @@ def test_what_was_told_before_a_kill_is_there_after_it(path):
     rng = np.random.default_rng(0)
     ao.Budget(path, 1000.0, DELTA)
     told = set()
-    for trial in range(6):
+    for trial in range(4):
         program = spender(path, 100_000, 0.01, f"t{trial}")
         program.wait_for("ready\n")
         time.sleep(rng.uniform(0.02, 0.3))

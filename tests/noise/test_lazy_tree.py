@@ -94,7 +94,7 @@ def test_by_a_recurrence_the_law_is_the_trees(n):
             for touched in ([], [0], [n - 1]):
                 assert max(difference(Tree(n), touched, lr, scale, optimizer)) < 1e-12
             continue
-        for tree in (Tree(n), Tree(n, restarts=(5, 13, 21)), Tree(n, restarts=(13, 21), completion=False)):
+        for tree in (Tree(n, restarts=(5, 13, 21)), Tree(n, restarts=(13, 21), completion=False)):
             assert not Jumps(tree, **optimizer).by_value
             assert max(differences(tree, lr, scale, optimizer)) < 1e-12
 

@@ -69,7 +69,7 @@ def radii():
 
 @functools.cache
 def angles():
-    words = np.concatenate([np.arange(0, TOP, 4093), _near(np.arange(0, TOP, 2**29), 500) % TOP])
+    words = np.concatenate([np.arange(0, TOP, 16_381), _near(np.arange(0, TOP, 2**29), 500) % TOP])
     return np.unique(words).astype(np.uint32)
 
 

@@ -14,6 +14,7 @@ from anyorder.workload import prefix_sum
 A, ORDER = prefix_sum(24), FixedOrder(24, k=2, b=12)
 
 
+@pytest.mark.usefixtures("fitted_once")
 def test_a_kind_and_its_sizes() -> None:
     once = SingleEpoch(24)
     assert fit_named("blt, 2 buffers", A, once) == fit("blt", A, once, buffers=2)
@@ -23,6 +24,7 @@ def test_a_kind_and_its_sizes() -> None:
     assert fit_named("banded low rank, 4 bands, 2 rank", A, ORDER) == fit("banded_low_rank", A, ORDER, bands=4, rank=2)
 
 
+@pytest.mark.usefixtures("fitted_once")
 def test_a_bare_kind_is_the_best_of_it_and_a_full_name_the_candidate() -> None:
     known = choose(A, ORDER)
     assert fit_named("auto", A, ORDER) == known[0].strategy
@@ -52,6 +54,7 @@ def test_every_row_of_a_strategy_says_how_it_is_fitted_or_that_it_is_not() -> No
         Kind(**said)
 
 
+@pytest.mark.usefixtures("fitted_once")
 def test_what_is_refused() -> None:
     with pytest.raises(ArgumentError, match=r"mechanism must be one of auto, poisson, .*got 'blt, 2 bufers'"):
         fit_named("blt, 2 bufers", A, ORDER)

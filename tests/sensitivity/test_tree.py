@@ -151,7 +151,7 @@ def restarted(draw: st.DrawFn, max_n: int) -> Tree:
 
 @given(restarted(17), st.integers(1, 9), st.integers(1, 17))
 @example(Tree(11, restarts=(10,), completion=True), 1, 11)  # a node whose right half is virtual
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_minimum_separation_is_exact(tree: Tree, b: int, k: int) -> None:
     rule = MinSeparation(tree.n, b, k)
     assert squared(tree, rule) == masks_best(tree, b, rule.max_participations)
