@@ -192,7 +192,7 @@ def test_losses_are_those_of_dp_accounting():
     """Of both directions, and of another unit in one's place; at probability 1 and where most of the grid is beyond."""
     pld = pytest.importorskip("dp_accounting.pld.privacy_loss_distribution")
     replaced = importlib.import_module("dp_accounting.privacy_accountant").NeighboringRelation.REPLACE_ONE
-    for sigma, q, h in [(1.3, 0.3, 1e-3), (0.3, 0.01, 5e-3), (2.0, 1.0, 1e-3), (30.0, 0.01, 1e-5), (1.0, 0.999, 1e-3)]:
+    for sigma, q, h in [(1.3, 0.3, 1e-3), (0.3, 0.01, 5e-3), (2.0, 1.0, 1e-3), (30.0, 0.01, 1e-5)]:
         options = {"sampling_prob": q, "value_discretization_interval": h}
         plain = pld.from_gaussian_mechanism(sigma, **options)
         other = pld.from_gaussian_mechanism(sigma, **options, neighboring_relation=replaced)

@@ -94,13 +94,13 @@ def test_transforms_may_be_off_and_that_is_added(epochs):
 
 def test_epochs_of_unlike_bins():
     both = [[1.0, 1.0, 1.0], [2.0, 2.0, 2.0]]
-    for sigma in (0.8, 2.0):
-        found = epochs_epsilon(both, sigma, 1e-5)
-        assert found == pytest.approx(epochs_epsilon(both[::-1], sigma, 1e-5), rel=1e-6)
-        assert epochs_epsilon([both[0]] * 2, sigma, 1e-5) * 1.05 < found
-        assert found < epochs_epsilon([both[1]] * 2, sigma, 1e-5) / 1.05
-        assert epochs_epsilon([both[1]], sigma, 1e-5) < found
-        assert epochs_delta(both, sigma, found) == pytest.approx(1e-5, rel=1e-3)
+    sigma = 0.8
+    found = epochs_epsilon(both, sigma, 1e-5)
+    assert found == pytest.approx(epochs_epsilon(both[::-1], sigma, 1e-5), rel=1e-6)
+    assert epochs_epsilon([both[0]] * 2, sigma, 1e-5) * 1.05 < found
+    assert found < epochs_epsilon([both[1]] * 2, sigma, 1e-5) / 1.05
+    assert epochs_epsilon([both[1]], sigma, 1e-5) < found
+    assert epochs_delta(both, sigma, found) == pytest.approx(1e-5, rel=1e-3)
     # with next to no noise the worst bin of each epoch is known
     mu = math.sqrt(2.0 + 3.0) / 0.05
     assert epochs_epsilon([[1.0, 2.0], [3.0, 1.0]], 0.05, 1e-5) == pytest.approx(gdp_epsilon(mu, 1e-5), rel=1e-12)
