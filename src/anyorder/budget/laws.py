@@ -31,6 +31,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from decimal import Context, Decimal
+from functools import lru_cache
 from typing import Any, ClassVar, assert_never
 
 import numpy as np
@@ -500,6 +501,11 @@ def search_epsilon(law: Law, curve: Curve, delta: float, bound: str = "least") -
         return repeated(curve, law.runs).epsilon(delta)
     if curve.mu == 0:
         return 0.0
+    return _bounded(law, curve, delta, bound)
+
+
+@lru_cache(maxsize=256)  # one that is resumed, shown or verified asks for the same
+def _bounded(law: Secret, curve: Curve, delta: float, bound: str) -> float:
     by_profile = _profile(law, curve, delta).epsilon(delta) if bound != "renyi" else math.inf
     by_renyi = renyi_search_epsilon(law, curve, delta) if bound != "profile" else math.inf
     return min(by_profile, by_renyi)
