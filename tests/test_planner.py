@@ -122,10 +122,10 @@ def test_the_workload_is_read_off_the_optimizer():
 def test_memory_in_vectors_and_rows_in_a_step_bound_the_choice():
     sizes = {"dataset_size": 360, "batch_size": 30, "epochs": 3, "sigma": 2.0, "delta": 1e-5}
     free = choose(prefix_sum(36), EpochShuffle(3, 12))
-    found = [flat_plan(**sizes, memory=memory, max_cost=5).strategy for memory in (0, 2, 3)]
-    for memory, strategy in zip((0, 2, 3), found, strict=True):
+    found = [flat_plan(**sizes, memory=memory, max_cost=5).strategy for memory in (0, 3)]
+    for memory, strategy in zip((0, 3), found, strict=True):
         assert strategy == next(one for one in free if one.state_rows <= memory and one.cost <= 5).strategy
-    assert [one.state_rows for one in found] == [0, 2, 2]  # three vectors gain less than 1 %
+    assert [one.state_rows for one in found] == [0, 2]  # three vectors gain less than 1 %
     assert flat_plan(**sizes).strategy == free[0].strategy
     assert flat_plan(**sizes, memory=0, max_cost=1).strategy == Independent(36)
     kind = next(one for one in free if one.name.startswith("banded inverse") and one.cost <= 5)
