@@ -31,12 +31,15 @@ LARGE = {"n": 24, "size": 2000, "count": 200, "others": 24}
 def audited():
     """Honest runs and its own faults of each front end; of what is planted in the core, all there, elsewhere a fifth.
 
-    Each fault is planted in every fifth front end, another fifth for the next fault.
+    Each fault is planted in every fifth front end, another fifth for the next fault; those of draws in the engine too,
+    whose loaders draw in a way of their own.
     """
     for i, front_end in enumerate(front_ends):
         own = {fault.name for fault in front_end.faults}
         for j, case in enumerate(cases(front_end)):
-            chosen = front_end is core or case.fault is None or case.fault.name in own or (i + j) % 5 == 0
+            fault = case.fault
+            of_draws = front_end is engine and isinstance(fault, Fault) and (fault.sampled or fault.bins)
+            chosen = front_end is core or fault is None or fault.name in own or of_draws or (i + j) % 5 == 0
             if chosen and case.excuse is None:
                 yield case
 

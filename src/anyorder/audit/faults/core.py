@@ -212,9 +212,9 @@ def larger_probability(reached: Reached) -> Iterator[None]:
     """Units are drawn with a larger probability than the claim is for."""
     real = Draws.__init__
 
-    def init(self: Any, rule: Any, size: int, source: Any) -> None:
+    def init(self: Any, rule: Any, size: int, source: Any, rates: Any = None) -> None:
         reached()
-        real(self, replace(rule, sampling_probability=min(1.0, 10 * rule.sampling_probability)), size, source)
+        real(self, replace(rule, sampling_probability=min(1.0, 10 * rule.sampling_probability)), size, source, rates)
 
     with patched(Draws, "__init__", init):
         yield
