@@ -5,6 +5,7 @@ and the gradient of no later step. Each loop is within that or refused.
 """
 
 import functools
+import gc
 import warnings
 from collections import UserList, deque, namedtuple
 
@@ -481,6 +482,35 @@ def in_a_hook(register):
     return {"before": before, "between": lambda loop: loop.kept.setdefault("seen", loop.x[0, 0])}
 
 
+class Centred(nn.Module):
+    """A layer of rows less what the model has, and does not have as its own."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        centre = nn.Parameter(torch.zeros(3), requires_grad=False)
+        self.listed, self.read = [centre], {
+            "a parameter": lambda x: x - centre,
+            "a table": lambda x: x - F.embedding(torch.zeros(len(x), dtype=torch.long), centre.view(1, 3)),
+            "a layer": lambda x: x - F.linear(x, torch.zeros(3, 3), centre),
+            "a list of parameters": lambda x: torch.stack([x, centre.expand_as(x)]).sum(0),
+        }[kind]  # fmt: skip
+
+    def forward(self, x):
+        return self.layer(self.read(x))
+
+
+OUTSIDE = {  # what the loop writes into a frozen parameter that is none of the model's
+    f"{name}: {how}": {
+        "model": lambda name=name: Centred(name),
+        "after": lambda loop, write=write: write(loop.private.module.listed[0], loop.x.mean(0)),
+    }
+    for name in ("a parameter", "a table", "a layer", "a list of parameters")
+    for how, write in {
+        "copied": lambda p, m: p.data.copy_(m), "in place": lambda p, m: p.lerp_(m, 0.5),
+        "memory": lambda p, m: setattr(p, "data", m * 1),
+    }.items()
+}  # fmt: skip
 AGAIN = {  # a row of the batch in the place of several
     "an index": lambda x: x[torch.tensor([0, 0, 3, 0])],
     "one row": lambda x: x[[0, 0, 0, 0]],
@@ -496,6 +526,7 @@ INTO_ITSELF = {  # what `out=` leaves in a tensor of the batch
     "a copy": lambda x: torch.sub(x, 9 * x.mean(0), out=x * 1),
 }
 ATTACKS = {
+    **{f"outside: {name}": way for name, way in OUTSIDE.items()},
     **{f"given: {name}": {"before": lambda loop, make=make: setattr(loop, "given", make(loop.x))}
        for name, make in {**AGAIN, **INTO_ITSELF}.items()},
     "a hook before the step": in_a_hook(lambda optimizer, hook: optimizer.register_step_pre_hook(hook)),
@@ -850,3 +881,132 @@ def test_what_the_model_trains_and_does_not_have_is_refused(make, chunk_size):
     private, _, loader = engine.make_private(model, optimizer, loader, chunk_size=chunk_size)
     with pytest.raises(ModelError, match="none of its parameters"):
         private(next(iter(loader))[0])
+
+
+# -- the loop is asked of numbers of a batch all along ----------------------------------------------------------------
+
+
+def is_asked(number):
+    """Whether what torch makes of a number of a batch is known to be of it."""
+    return type(torch.full((3,), number)) is not torch.Tensor
+
+
+def modes():
+    return torch.overrides._get_current_function_mode_stack()
+
+
+def a_run(**given):
+    model = given.pop("model", None) or nn.Linear(3, 3)
+    loader = given.pop("loader", None) or DataLoader(TensorDataset(torch.randn(8, 3), torch.arange(8) % 3), ROWS)
+    plan = planned(dataset_size=8, batch_size=ROWS, epochs=4, noise_multiplier=1.0, delta=1e-5, mechanism="independent")
+    engine, optimizer = ao.PrivacyEngine(plan), torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+    return engine, *engine.make_private(model, optimizer, loader, **given)
+
+
+@pytest.mark.parametrize("within", ["next", "forward", "backward", "step", "zero_grad"])
+def test_the_loop_is_asked_after_what_is_done_within_a_device(within):
+    """`with torch.device` takes the last mode away at its end, whatever it is."""
+    engine, private, optimizer, loader = a_run()
+
+    def on_device(name, work):
+        if name != within:
+            return work()
+        with torch.device("cpu"):
+            return work()
+
+    batches = iter(loader)
+    for _ in range(2):
+        x, y = on_device("next", lambda: next(batches))
+        loss = on_device("forward", lambda: F.cross_entropy(private(x), y))  # noqa: B023
+        on_device("backward", loss.backward)
+        on_device("step", optimizer.step)
+        on_device("zero_grad", optimizer.zero_grad)
+        assert is_asked(x.mean())
+        assert len(modes()) == 1
+
+
+def test_a_device_of_a_whole_loop_ends_with_it():
+    engine, private, optimizer, loader = a_run()
+    with torch.device("meta"):
+        for x, y in loader:
+            F.cross_entropy(private(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            assert is_asked(x.mean())
+    assert torch.zeros(1).device.type == "cpu"
+    assert len(modes()) == 1
+    del engine, private, optimizer, loader
+
+
+def test_the_loop_is_asked_after_a_step_that_torch_breaks_off():
+    engine, private, optimizer, loader = a_run()
+    x, y = next(iter(loader))
+    F.cross_entropy(private(x), y).backward()
+    kept = optimizer.param_groups[0].pop("momentum")
+    with pytest.raises(KeyError):
+        optimizer.step()
+    optimizer.param_groups[0]["momentum"] = kept
+    assert is_asked(x.mean())
+    assert engine.step == 1
+
+
+class LateFailure(list):
+    """Lists of indices that cannot be read once."""
+
+    fails = False
+
+    def __iter__(self):
+        if self.fails:
+            raise OSError("the disk is gone")
+        return super().__iter__()
+
+
+def test_the_loop_is_asked_after_an_order_that_cannot_be_read():
+    batches = LateFailure([[0, 1, 2, 3], [4, 5, 6, 7]])
+    rows = TensorDataset(torch.randn(8, 3), torch.arange(8) % 3)
+    engine, private, optimizer, loader = a_run(loader=DataLoader(rows, batch_sampler=batches))
+    for x, y in loader:
+        F.cross_entropy(private(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    batches.fails = True
+    with pytest.raises(OSError, match="disk"):
+        next(iter(loader))
+    assert is_asked(x.mean())
+    batches.fails = False
+    assert len(list(loader)) == 2
+
+
+def test_nobody_is_asked_behind_the_last_run():
+    def begin():
+        engine, private, optimizer, loader = a_run()
+        batches = iter(loader)
+        next(batches)
+        held = {"batches": batches}
+        held["held"] = held  # what the collector alone lets go
+
+    gc.collect()
+    before = len(modes())
+    begin()
+    gc.collect()
+    assert len(modes()) == before
+
+
+@pytest.mark.parametrize("secure", [False, True])
+@pytest.mark.parametrize("chunk_size", [None, 2])
+def test_no_engine_reads_what_the_loop_wrote(secure, chunk_size):
+    model = Centred("a parameter")
+    plan = planned(
+        dataset_size=8, batch_size=ROWS, epochs=4, noise_multiplier=1.0, delta=1e-5,
+        mechanism=ao.mechanism("independent", secure=True) if secure else "independent",
+    )  # fmt: skip
+    loader = DataLoader(TensorDataset(torch.randn(8, 3), torch.arange(8) % 3), ROWS)
+    engine, optimizer = ao.PrivacyEngine(plan), torch.optim.SGD(model.parameters(), lr=0.1)
+    private, optimizer, loader = engine.make_private(model, optimizer, loader, chunk_size=chunk_size)
+    batches = iter(loader)
+    x, y = next(batches)
+    F.cross_entropy(private(x), y).backward()
+    optimizer.step()
+    model.listed[0].lerp_(x.mean(0), 0.5)
+    with pytest.raises(ModelError, match="reads a tensor of a batch"):
+        private(next(batches)[0])

@@ -1,5 +1,6 @@
 """What the plan does not cover is refused, and nothing has changed afterwards."""
 
+import copy
 import itertools
 import math
 
@@ -260,22 +261,59 @@ def test_frozen_after_make_private():
         model(batch[0])
 
 
-@pytest.mark.parametrize("part", ["0", "2"])
-def test_a_module_is_exchanged_or_added_after_make_private(part):
-    """Its parameters would be used, and never trained; its buffers may have numbers of a batch."""
+def exchanged_dict(model):
+    model._modules = dict(model._modules)
+    model._modules["0"] = nn.Linear(3, 4)
+
+
+CHANGED = "exchanged, added, taken away or moved|was replaced after make_private"
+CHANGES = {
+    "exchanged": lambda model: model.add_module("0", nn.Linear(3, 4)),
+    "added": lambda model: model.append(nn.LayerNorm(2)),
+    "taken away": lambda model: model.pop(0),
+    "in a dict of its own": exchanged_dict,
+    "another name": lambda model: model.add_module("0", nn.Sequential(model[0])),
+    "one parameter more": lambda model: model.register_parameter("scale", nn.Parameter(torch.ones(2))),
+    "a copy of all that it has": lambda model: vars(model[0]).update(vars(copy.deepcopy(model[0]))),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_is_trained_is_what_was_made_private(name):
+    """Another layer would be used, and never trained; its buffers may have numbers of a batch."""
     _, model, optimizer, loader = private()
     batches = iter(loader)
     backward(model, next(batches))
-    before = dict(model.module._modules)
-    model.module.add_module(part, nn.Linear(3, 1) if part == "0" else nn.LayerNorm(1))
-    with pytest.raises(TrainingError, match="exchanged, added or taken away"):
+    kept = [(vars(part), dict(vars(part)), part._modules, dict(part._modules)) for part in model.module.modules()]
+    held = [(part._parameters, dict(part._parameters)) for part in model.module.modules()]
+    CHANGES[name](model.module)
+    with pytest.raises(TrainingError, match=CHANGED):
         optimizer.step()
-    model.module._modules.clear()
-    model.module._modules.update(before)  # for an evaluation, say, it may be
+    for names, before, modules, children in kept:
+        names.clear()
+        names.update(before)
+        modules.clear()
+        modules.update(children)
+    for own, before in held:
+        own.clear()
+        own.update(before)
     optimizer.step()
-    model.module.add_module(part, nn.Identity())
-    with pytest.raises(TrainingError, match="exchanged, added or taken away"):
+    CHANGES[name](model.module)
+    with pytest.raises(TrainingError, match=CHANGED):
         model(next(batches)[0])
+
+
+def test_modules_without_parameters_may_be_exchanged():
+    _, model, optimizer, loader = private()
+    for i, batch in enumerate(loader):
+        model.module[1] = nn.GELU() if i % 2 else nn.ReLU()
+        if i == 1:
+            model.module.append(nn.Identity())
+        last = model.module.pop(len(model.module) - 1)  # for an evaluation, say
+        model.module.append(last)
+        backward(model, batch)
+        optimizer.step()
+    assert not torch.equal(model.module[0].weight.grad, torch.zeros(4, 3))
 
 
 def test_make_private_twice():

@@ -142,7 +142,9 @@ WRITES = {
 def test_numbers_of_a_batch_are_not_written_into_the_model(name, after):
     """A running mean of inputs, say: all later gradients would follow from every unit so far, without noise."""
     _, private, optimizer, loader = private_of(Scaled())
-    told = "written into|put something of a batch|put into an attribute|was replaced after make_private"
+    told = (
+        "written into|put something of a batch|put into an attribute|was replaced after make_private|exchanged, added"
+    )
     told += "|was given memory"
     with pytest.raises((ModelError, TrainingError), match=told):
         for x, y in loader:
@@ -518,10 +520,13 @@ def test_a_checkpoint_keeps_no_tensor_of_a_batch(kept, tmp_path):
     lambda group, loss: group.update(lr=loss.detach()),
     lambda group, loss: group.update(weight_decay=loss.item()),
     lambda group, loss: group["lr"].fill_(loss.detach()),
+    lambda group, loss: group.update(betas=(0.9, loss.item())),
+    lambda group, loss: group["rate"].copy_(loss.detach()),
 ])  # fmt: skip
 def test_no_setting_of_an_optimizer_is_of_a_batch(set_rate):
     _, private, optimizer, loader = private_of(nn.Linear(3, 3))
     optimizer.param_groups[0]["lr"] = torch.tensor(0.1)
+    optimizer.param_groups[0]["rate"] = nn.Parameter(torch.tensor(0.1), requires_grad=False)
     x, y = next(iter(loader))
     loss = F.cross_entropy(private(x), y)
     set_rate(optimizer.param_groups[0], loss)

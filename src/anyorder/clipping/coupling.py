@@ -9,7 +9,7 @@ import gc
 import sys
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import is_dataclass
 from typing import Any
@@ -35,14 +35,23 @@ def note(made: Made, *tensors: Tensor) -> None:
     made.extend(map(weakref.ref, tensors))
 
 
-def check_own(types: Any) -> None:
-    """Refuse what the training loop has of a batch, in a function that a model calls: a global of both, perhaps."""
-    if not private.OF_A_BATCH_KINDS.isdisjoint(types):
+def check_own(types: Any, values: Iterable[Any]) -> None:
+    """Refuse what the training loop has of a batch, in a function that a model calls: a global of both, perhaps.
+
+    Also a tensor that numbers of a batch were written into, and that is none of the rows of this pass.
+    """
+    if not private.OF_A_BATCH_KINDS.isdisjoint(types) or any(map(_was_written, values)):
         raise ModelError(
             "the model reads a tensor of a batch that it was not given, which the training loop put into an attribute "
             "of it or a variable of both: it has numbers of all examples, and would let one move the gradients of "
             "others. Give the model one row for each example, as an argument; public numbers may stand anywhere"
         )
+
+
+def _was_written(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return any(map(_was_written, value))
+    return isinstance(value, Tensor) and not private.is_wrapped(value) and private.is_marked(value)
 
 
 class Witness(TorchFunctionMode):
@@ -53,9 +62,9 @@ class Witness(TorchFunctionMode):
         self._made = made
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if types:
-            check_own(types)
-        result = func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        check_own(types, (*args, *kwargs.values()))
+        result = func(*args, **kwargs)
         for made in result if isinstance(result, (tuple, list)) else (result,):
             if isinstance(made, Tensor):
                 self._made.append(weakref.ref(made))

@@ -155,10 +155,9 @@ class Tracer(TorchFunctionMode):
             self.track(tensor, ParameterView(name))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if types:
-            check_own(types)
         kwargs = kwargs or {}
         rule, values = RULES.get(func), (*args, *kwargs.values()) if kwargs else args
+        check_own(types, values)
         table = self._table_among(values) if self.tables else None
         if table is not None and func in _OF_SHAPE:
             return func(self._shape_of(table), *args[1:], **kwargs)

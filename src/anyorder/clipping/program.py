@@ -926,6 +926,7 @@ class Snapshot:
         self._cells: list[tuple[Any, Any]] = []
         self._sets: list[tuple[Any, frozenset[Any]]] = []
         self.tensors: list[Tensor] = []
+        self._own, self._outside = set(map(id, self.named.values())), list[Tensor]()  # those that the engine looks at
         self._facts: list[Any] = []
         self._strides: list[Any] = []
         self._empty: list[Any] = []
@@ -956,7 +957,7 @@ class Snapshot:
         for held, elements in self._sets:
             if held != elements:
                 return False
-        if list(map(_FACTS, self.tensors)) != self._facts:
+        if list(map(_FACTS, self.tensors)) != self._facts or private.is_marked(*self._outside):
             return False
         return list(map(Tensor.stride, self.tensors)) == self._strides
 
@@ -977,6 +978,7 @@ class Snapshot:
             raise NotRecorded("a model that reaches too much")
         if kind in _TENSORS and not private.is_wrapped(value) and value.layout is torch.strided:
             self.tensors.append(value)
+            self._outside += () if id(value) in self._own else (value,)
             self._facts.append(_FACTS(value))
             self._strides.append(value.stride())
         elif isinstance(value, Tensor):

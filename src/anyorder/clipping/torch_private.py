@@ -28,7 +28,6 @@ from torch.nn.modules import batchnorm, instancenorm
 from torch.nn.utils import parametrizations
 from torch.nn.utils.parametrize import ParametrizationList as ParametrizationList
 from torch.utils import _python_dispatch, _pytree, checkpoint
-from torch.utils._device import DeviceContext
 
 from anyorder.errors import MissingDependencyError
 
@@ -147,6 +146,7 @@ _function_modes: Callable[[], int] = getattr(torch._C, "_len_torch_function_stac
 dispatch_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
 DispatchMode: Any = _python_dispatch.TorchDispatchMode
 check_names(torch.overrides, ("_get_current_function_mode_stack",), torch)
+check_names(torch, ("_GLOBAL_DEVICE_CONTEXT",), torch)
 check_names(torch._C, ("_push_on_torch_function_stack", "_pop_torch_function_stack", "_get_function_stack_at"), torch)
 _push_mode: Any = torch._C._push_on_torch_function_stack
 _pop_mode: Any = torch._C._pop_torch_function_stack
@@ -158,7 +158,8 @@ _below: list[Any] = []
 def place_below(mode: Any, wanted: bool) -> bool:
     """Put a function mode of this thread below all but a default device, or take it away; whether it was there.
 
-    `function_modes` does not count it.
+    What `torch.set_default_device` put there stays the lowest, as torch wants it; above stays what `with torch.device`
+    put there, for at its end torch takes the last one away, whatever it is. `function_modes` does not count this one.
     """
     count = _function_modes()
     if count < 2 and (not count or _mode_at(0) is mode):  # as it mostly is
@@ -172,7 +173,8 @@ def place_below(mode: Any, wanted: bool) -> bool:
     others = [one for one in found if one is not mode]
     if wanted:
         _below[:] = [mode]
-        others.insert(len(others) - (bool(others) and isinstance(others[-1], DeviceContext)), mode)
+        default = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+        others.insert(len(others) - (bool(others) and others[-1] is default), mode)
     for one in reversed(others):
         _push_mode(one)
     return mode in found
@@ -202,17 +204,6 @@ def guard_compiler() -> None:
 
     guarded.guarded = True  # type: ignore[attr-defined]
     frames._maybe_set_eval_frame = guarded
-
-
-_steps: Any = sys.modules[torch.optim.Optimizer.__module__]
-check_names(_steps, ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks"), torch)
-
-
-def runs_alone(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a step is torch's own code alone, but for the engine's two hooks."""
-    hooks = vars(optimizer).get("_optimizer_step_pre_hooks", ()), vars(optimizer).get("_optimizer_step_post_hooks", ())
-    alone = list(map(len, hooks)) == [1, 1] and type(optimizer).__module__.startswith("torch.optim.")
-    return alone and not (_steps._global_optimizer_pre_hooks or _steps._global_optimizer_post_hooks)
 
 
 unsafe_view: Callable[[Tensor, tuple[int, ...]], Tensor] = torch.ops.aten._unsafe_view

@@ -258,19 +258,19 @@ class PrivateLoader:
             # an epoch in the middle, and dropout would see other numbers.
             self._loader.generator.manual_seed(_draw(self._seed, position // (self.batches_per_epoch or 1)))
         self._place.start = position
-        self.asks(False)
-        with self._drawing("iteration", position) if self._draws_here else nullcontext():
-            unseen = getattr(DataLoader.__iter__, "__globals__", {}).get("__name__") == DataLoader.__module__
-            at_once = self._rows is not None and unseen  # else somebody looks on
-            if batches is not None:
-                batches.as_they_are = at_once
-            iterator = map(self._take, self._loader.batch_sampler) if at_once else iter(self._loader)
-        sent, (held, begun) = None, ((), []) if self._rows is None else versions_of(self._rows)
-        if batches is not None:
-            sent = batches.sent
-            batches.go(batches.epoch + 1, 0)  # for the next iteration; this one has begun
         finished, is_ending = False, sys.is_finalizing  # where the process ends in a loop, functions are gone by then
         try:
+            self.asks(False)
+            with self._drawing("iteration", position) if self._draws_here else nullcontext():
+                unseen = getattr(DataLoader.__iter__, "__globals__", {}).get("__name__") == DataLoader.__module__
+                at_once = self._rows is not None and unseen  # else somebody looks on
+                if batches is not None:
+                    batches.as_they_are = at_once
+                iterator = map(self._take, self._loader.batch_sampler) if at_once else iter(self._loader)
+            sent, (held, begun) = None, ((), []) if self._rows is None else versions_of(self._rows)
+            if batches is not None:
+                sent = batches.sent
+                batches.go(batches.epoch + 1, 0)  # for the next iteration; this one has begun
             while True:
                 try:
                     draws = self._draws_here and (position == self._place.start or self._may_draw())

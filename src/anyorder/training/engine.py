@@ -36,11 +36,11 @@ from torch.utils.data import DistributedSampler, IterableDataset
 
 from anyorder import checks
 from anyorder.clipping.coupling import check_nothing_of_loop, is_of_loop
-from anyorder.clipping.loss import ASKED, LossWatch, flat, own_memory, released, unwatched
+from anyorder.clipping.loss import ASKED, LossWatch, ask, flat, own_memory, released, unwatched
 from anyorder.clipping.mapping import reparametrized
 from anyorder.clipping.norms import Cut, Rule, UnitMap, accumulator_dtype
 from anyorder.clipping.per_example import MayDraw, Passes, make_clipping
-from anyorder.clipping.torch_private import OF_A_BATCH_KINDS, is_marked, never_compiled, place_below, runs_alone
+from anyorder.clipping.torch_private import OF_A_BATCH_KINDS, is_marked, never_compiled, place_below
 from anyorder.clipping.validate import iterate_before_passes, refuse_unfit
 from anyorder.errors import (
     AnyorderError,
@@ -456,12 +456,11 @@ class Training:
         if closure is not None:
             with torch.enable_grad():
                 closure()  # once; the optimizer never gets the loss
-        was_asked, alone = place_below(ASKED, False), False
+        was_asked = place_below(ASKED, False)
         try:
             self._make_gradients()
-            alone = runs_alone(optimizer)
         finally:
-            if was_asked and not alone:  # else not till the step is taken: nobody else has the word in it
+            if was_asked:
                 place_below(ASKED, True)
         if len(self._optimizers) > 1:
             self._owed = {one for one in self._optimizers if one is not optimizer}
@@ -682,7 +681,7 @@ class Training:
             self._by_shape = ByShape(self._clipping, state, draws)
         self._watch = LossWatch(options.loss_reduction, self._model.parameters(), self._model)
         self.loader.show, self.loader.shown = self._watch.batch, unwatched
-        self.loader.asks = functools.partial(place_below, ASKED)
+        self.loader.asks = ask
         self._stateless = self._group is None and tables is None  # as far as is known
         self._untried: set[str | None] = set()  # shards and tables have no rows to try
         if self._stateless:
@@ -712,7 +711,6 @@ class Training:
     def _hook_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         ask_for_scale(optimizer)
         optimizer.register_step_pre_hook(self._before_step)
-        optimizer.register_step_post_hook(lambda *_: place_below(ASKED, True))  # type: ignore[arg-type]
         zero_grad = optimizer.zero_grad
         is_torchs = getattr(zero_grad, "__func__", None) is torch.optim.Optimizer.zero_grad
 
@@ -765,7 +763,7 @@ class Training:
         own = Isolation(
             dataset=CONSTRUCTED if self.loader.reads_by_row else PROMISED,
             collation=CONSTRUCTED if self.loader.collates_by_row else PROMISED,
-            model=CONSTRUCTED if self._stateless else PROMISED,
+            model=CONSTRUCTED if self._stateless and not self._watch.escaped else PROMISED,
             loss=(self._watch.kept or CONSTRUCTED) if follows or self._watch.kept == PROMISED else EITHER,
         )
         return own if self._isolated_before is None else own.and_before(self._isolated_before)
@@ -1056,6 +1054,7 @@ def _into_the_module(private: nn.Module, state_dict: dict[str, Any], prefix: str
 
 _IS_TRAINED, _STATE, _GROUPS = attrgetter("requires_grad"), attrgetter("state"), attrgetter("param_groups")
 _PARAMS = itemgetter("params")
+_MODULES, _PARAMETERS, _BUFFERS = attrgetter("_modules"), attrgetter("_parameters"), attrgetter("_buffers")
 _BOUND: WeakSet[torch.optim.Optimizer] = WeakSet()
 """The optimizers whose steps are those of a release."""
 
@@ -1155,15 +1154,29 @@ class BoundParameters:
         self._known = {id(p) for p in self.named.values()}
         self.left_out = {name: p for name, p in trainable.items() if id(p) not in held}
         self._others = [p for p in model.parameters() if id(p) not in self._known]  # frozen before, or left out
-        places = [(part._parameters, name) for part in model.modules() for name in part._parameters]
-        self._places = [(own, name) for own, name in places if not is_sharded(own[name])]  # FSDP puts whole ones there
-        self._held = [own[name] for own, name in self._places]
-        self._buffers = [part._buffers for part in model.modules() if part._buffers]
-        self._parts = [part._modules for part in model.modules()]
-        self._children = list(itertools.chain.from_iterable(map(dict.values, self._parts)))
+        self._model = model
+        self._names = self._named_now()
+        self._look()
         self._written: dict[int, tuple[Any, int]] = {}  # by the parameters' ids
         for p in self.left_out.values():
             p.requires_grad_(False)
+
+    def _named_now(self) -> dict[str, Any]:
+        return dict(self._model.named_parameters(remove_duplicate=False))
+
+    def _look(self) -> None:
+        """What `check` compares: the modules, and where they have which parameters."""
+        self._parts = list(self._model.modules())
+        self._children, self._counts = self._children_now()
+        places = [(part, name) for part in self._parts for name in part._parameters]
+        whole = [(part, name) for part, name in places if not is_sharded(part._parameters[name])]  # else FSDP's
+        self._owners, self._own = [part for part, _ in whole], [name for _, name in whole]
+        self._held = [part._parameters[name] for part, name in whole]
+
+    def _children_now(self) -> tuple[list[Any], list[int]]:
+        parts = list(map(_MODULES, self._parts))
+        counts = list(map(len, itertools.chain(parts, map(_PARAMETERS, self._parts))))
+        return list(itertools.chain.from_iterable(map(dict.values, parts))), counts
 
     def bind(self) -> None:
         """The optimizers' steps are those of one release from here on, and of no other."""
@@ -1195,7 +1208,17 @@ class BoundParameters:
         """Raise TrainingError if a parameter was frozen since, or one that is left out is trained after all, or another
         stands in its place: that would not be trained, and may have numbers of a batch.
         """
-        same = all(map(is_, itertools.starmap(dict.get, self._places), self._held))
+        children, counts = self._children_now()
+        if counts != self._counts or not all(map(is_, children, self._children)):
+            now = self._named_now()
+            if now.keys() != self._names.keys() or not all(map(is_, now.values(), map(self._names.get, now))):
+                raise TrainingError(
+                    "a parameter, or a module with parameters, was exchanged, added, taken away or moved to another "
+                    "name after make_private (model.head = nn.Linear(..), model[0] = torch.compile(model[0])): the "
+                    "optimizer does not have it, or the plan does not know it. Change the model before make_private"
+                )
+            self._look()
+        same = all(map(is_, map(dict.get, map(_PARAMETERS, self._owners), self._own), self._held))
         if not (same and OF_A_BATCH_KINDS.isdisjoint(map(type, self._held))):
             raise TrainingError(
                 "a parameter of the model was replaced after make_private (module.bias = nn.Parameter(..), "
@@ -1203,20 +1226,15 @@ class BoundParameters:
                 "of a batch in it would be told without noise. Load without assign=True, and make a new head, from "
                 "public numbers, before make_private"
             )
-        if list(itertools.chain.from_iterable(map(dict.values, self._parts))) != self._children:
-            raise TrainingError(
-                "a module of the model was exchanged, added or taken away after make_private (model.head = "
-                "nn.Linear(..)): the optimizer does not have its parameters. Change the model before make_private"
-            )
         states = itertools.chain.from_iterable(map(dict.values, map(_STATE, self._optimizers)))
-        tensors = itertools.chain(self._held, *map(dict.values, self._buffers), *map(dict.values, states))
+        tensors = itertools.chain(self._held, *map(dict.values, map(_BUFFERS, self._parts)), *map(dict.values, states))
         if is_marked(*tensors):
             raise TrainingError(
                 "a parameter, a buffer or the optimizer's state was given memory with numbers of a batch (p.data = "
                 "x.mean(0), vector_to_parameters): they would be told without noise. Give it public numbers"
             )
-        groups = itertools.chain.from_iterable(map(_GROUPS, self._optimizers))
-        if not OF_A_BATCH_KINDS.isdisjoint(map(type, itertools.chain.from_iterable(map(dict.values, groups)))):
+        settings = list(itertools.chain.from_iterable(map(_settings, self._optimizers)))
+        if is_marked(*settings) or not OF_A_BATCH_KINDS.isdisjoint(map(type, settings)):
             raise TrainingError(
                 "a setting of the optimizer (lr, weight_decay) is a tensor or number of a batch, of which its steps "
                 "would tell without noise; take public numbers"
@@ -1275,6 +1293,16 @@ class BoundParameters:
         """Put a private gradient in place."""
         p.grad = gradient
         self._written[id(p)] = p.grad, gradient._version
+
+
+def _settings(optimizer: torch.optim.Optimizer) -> list[Any]:
+    """All that stands in an optimizer's groups beside the parameters, those in a tuple or a list too."""
+    found: list[Any] = []
+    for group in optimizer.param_groups:
+        for name, value in group.items():
+            if name != "params":
+                found += value if type(value) in (tuple, list) else (value,)
+    return found
 
 
 def _has_numbers(gradient: Tensor) -> bool:
