@@ -271,6 +271,7 @@ CHANGES = {
     "exchanged": lambda model: model.add_module("0", nn.Linear(3, 4)),
     "added": lambda model: model.append(nn.LayerNorm(2)),
     "taken away": lambda model: model.pop(0),
+    "the last": lambda model: model.pop(len(model) - 1),
     "in a dict of its own": exchanged_dict,
     "another name": lambda model: model.add_module("0", nn.Sequential(model[0])),
     "one parameter more": lambda model: model.register_parameter("scale", nn.Parameter(torch.ones(2))),

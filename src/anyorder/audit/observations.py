@@ -275,7 +275,7 @@ def _of_draws(draws: DrawnVisits, sigma: float, delta: float) -> float:
     def excess(epsilon: float) -> float:
         near = ndtr(mus / 2 - epsilon / mus) - np.exp(epsilon + log_ndtr(-mus / 2 - epsilon / mus))
         rough = float(chances[weights[weights > 0]] @ near) + lost - delta
-        if abs(rough) > 1e-8 * delta:  # its sign is what counts
+        if abs(rough) > max(1e-8 * delta, 1e-13):  # its sign is what counts, and it is off by 1e-14 at most
             return rough
         each = [gdp_delta(math.sqrt(w) / sigma * (1 + 2**-51), epsilon) for w in weights.tolist()]
         return float(chances[weights] @ np.array(each)) + lost - delta
