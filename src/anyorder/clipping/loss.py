@@ -132,7 +132,6 @@ class LossWatch:
 
     escaped: ClassVar[str] = ""
     aliased: ClassVar[int] = 0
-    _living: ClassVar[int] = 0
 
     def __init__(
         self, reduction: str = "mean", parameters: Iterable[Tensor] = (), model: nn.Module | None = None
@@ -145,7 +144,6 @@ class LossWatch:
         self.was_seen = False  # whether the loop has Python values of a batch that nobody follows: a branch, `float(t)`
         self._newest: Callable[[], _Tape | None] = _nothing
         _watches.add(self)
-        LossWatch._living += 1
         weakref.finalize(self, _end).atexit = False
 
     def batch(self, batch: Any, rows: int, handed: Any = None) -> Any:
@@ -394,14 +392,8 @@ _watches: "weakref.WeakSet[LossWatch]" = weakref.WeakSet()
 
 
 def _end() -> None:
-    LossWatch._living -= 1
-    if not LossWatch._living:
+    if not [*_watches]:  # those that live
         private.place_below(ASKED, False)
-
-
-def ask(wanted: bool) -> None:
-    """Whether from here on the loop is asked of what torch tells no tensor; never behind the end of the last run."""
-    private.place_below(ASKED, wanted and LossWatch._living > 0)
 
 
 def _check_targets(written: Iterable[Any]) -> None:

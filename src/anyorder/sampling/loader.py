@@ -138,6 +138,7 @@ class PrivateLoader:
         self.show: Callable[[Any, int, Batch], Any] = _as_it_is
         self.shown: Callable[[Any], Any] = _as_it_is
         self.asks: Callable[[bool], object] = bool  # whether functions of torch are asked, as they are in the loop
+        self.run: Callable[[], object] = dict  # the run that batches are of; None once the collector takes it away
         self._position = self._used = 0
         self._rows: TensorDataset | None = None  # whose rows are taken at once, without a DataLoader's iterator
         self._seed = seed
@@ -315,7 +316,8 @@ class PrivateLoader:
             finished = True
         finally:
             if not is_ending():
-                self.asks(True)
+                if self.run() is not None:  # else the collector takes both away
+                    self.asks(True)
                 if not finished:
                     self.identity.leave(mine)
                     self._left = mine

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from operator import attrgetter, is_, itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, assert_never, cast
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 import numpy as np
 import torch
@@ -36,7 +36,7 @@ from torch.utils.data import DistributedSampler, IterableDataset
 
 from anyorder import checks
 from anyorder.clipping.coupling import check_nothing_of_loop, is_of_loop
-from anyorder.clipping.loss import ASKED, LossWatch, ask, flat, own_memory, released, unwatched
+from anyorder.clipping.loss import ASKED, LossWatch, flat, own_memory, released, unwatched
 from anyorder.clipping.mapping import reparametrized
 from anyorder.clipping.norms import Cut, Rule, UnitMap, accumulator_dtype
 from anyorder.clipping.per_example import MayDraw, Passes, make_clipping
@@ -681,7 +681,7 @@ class Training:
             self._by_shape = ByShape(self._clipping, state, draws)
         self._watch = LossWatch(options.loss_reduction, self._model.parameters(), self._model)
         self.loader.show, self.loader.shown = self._watch.batch, unwatched
-        self.loader.asks = ask
+        self.loader.asks, self.loader.run = functools.partial(place_below, ASKED), ref(self._watch)
         self._stateless = self._group is None and tables is None  # as far as is known
         self._untried: set[str | None] = set()  # shards and tables have no rows to try
         if self._stateless:
