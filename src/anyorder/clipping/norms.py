@@ -163,6 +163,7 @@ class UnitMap:
         return cls(index.to(device), len(sizes), tuple(classes))
 
     @staticmethod
+    @lru_cache(64)
     def alone(size: int) -> Tensor:
         """(size,) groups on the CPU, each example a unit: one tensor for all batches of a size, which `of` knows."""
         return _each_alone(size, _CPU).index
