@@ -23,7 +23,7 @@ Integers = NDArray[np.int64]
 Units = Integers | list[str]
 """Ids of units: integers or strings. In a ledger's history distinct and sorted."""
 
-_most, _any = np.maximum.reduce, np.logical_or.reduce  # of few numbers in half the time of `max` and `any`
+_LITTLE = np.dtype("<i8")
 _LENGTHS = [i.to_bytes(8, "little") for i in range(1 << 8)]
 
 
@@ -67,7 +67,7 @@ def distinct(units: Iterable[Any]) -> Units:
     ids = ids.copy()
     ids.sort()  # np.unique hashes before it sorts: six times slower here
     again = ids[1:] == ids[:-1]
-    return np.concatenate([ids[:1], ids[1:][~again]]) if _any(again) else ids
+    return np.concatenate([ids[:1], ids[1:][~again]]) if len(again) and _greatest(again) else ids
 
 
 def numbered(ids: Units) -> Integers:
@@ -84,7 +84,7 @@ def canonical_bytes(ids: Units) -> bytes:
         raw = [unit.encode("utf-8", "surrogatepass") for unit in ids]
         sizes = [_LENGTHS[size] if size < len(_LENGTHS) else size.to_bytes(8, "little") for size in map(len, raw)]
         return b"s" + b"".join([size + name for size, name in zip(sizes, raw, strict=True)])
-    return b"i" + ids.astype("<i8").tobytes()
+    return b"i" + ids.astype(_LITTLE, copy=False).tobytes()
 
 
 def plain(ids: Units) -> Sequence[int | str]:
@@ -94,6 +94,11 @@ def plain(ids: Units) -> Sequence[int | str]:
 
 # ----------------------------------------------------------------------------------------------------
 # What was seen of every unit: its last step, its number of steps, and the most and the nearest of all.
+
+
+def _greatest(numbers: NDArray[Any]) -> int:
+    """Of one or more: what `max` gives, in a fifth of the time where they are few; 1 where one of them is true."""
+    return int(numbers.item(numbers.argmax()))
 
 
 _DENSE = 1 << 22  # integer ids below this index the tables directly; others, and names, have numbers
@@ -132,7 +137,7 @@ class UnitHistory:
 
     def look_up_numbers(self, numbers: Integers) -> tuple[Integers, Integers]:
         """`look_up` for units by their `numbers`."""
-        if len(numbers) and _most(numbers.view(np.uint64)) < len(self._last):  # as most steps come; none below zero
+        if len(numbers) and _greatest(numbers.view(np.uint64)) < len(self._last):  # as most steps come; none below zero
             return self._last.take(numbers).astype(np.int64), self._count.take(numbers).astype(np.int64)
         last, count = np.full(len(numbers), -1, np.int64), np.zeros(len(numbers), np.int64)
         there = (numbers >= 0) & (numbers < len(self._last))
@@ -176,17 +181,17 @@ class UnitHistory:
 
     def _add(self, t: int, numbers: Integers, last: Integers, count: Integers) -> None:
         self._found = None
-        size = int(_most(numbers)) + 1
+        size = _greatest(numbers) + 1
         if size > len(self._last):
             more = max(size, 3 * len(self._last) // 2) - len(self._last)
             self._last = np.concatenate([self._last, np.full(more, -1, np.int32)])
             self._count = np.concatenate([self._count, np.zeros(more, np.int32)])
-        before = int(_most(last))  # -1 where none was seen
+        before = _greatest(last)  # -1 where none was seen
         if before >= 0:
             self.nearest = t - before if self.nearest is None else min(t - before, self.nearest)
         count = count + 1
         self._last[numbers], self._count[numbers] = t, count
-        self.most = max(self.most, int(_most(count)))
+        self.most = max(self.most, _greatest(count))
 
     def _go_sparse(self) -> None:
         seen = np.flatnonzero(self._count)
@@ -218,9 +223,9 @@ def integers_raw(ids: Integers) -> tuple[bytes, bytes]:
     # Distances of sorted int64 values fit uint64, where the subtraction wraps around to the right result.
     values = ids.view(np.uint64) if ids.dtype == np.int64 else ids.astype(np.uint64)
     distances = values[1:] - values[:-1]
-    bits = int(_most(distances)).bit_length() if len(distances) else 0
+    bits = _greatest(distances).bit_length() if len(distances) else 0
     width = 1 if bits <= 8 else 2 if bits <= 16 else 4 if bits <= 32 else 8
-    return b"%d" % width, ids[:1].astype("<i8").tobytes() + distances.astype(_WIDTHS[width]).tobytes()
+    return b"%d" % width, ids[:1].astype(_LITTLE).tobytes() + distances.astype(_WIDTHS[width]).tobytes()
 
 
 def integers_from(kind: bytes, raw: bytes) -> Integers:
@@ -678,7 +683,7 @@ class Ledger:
 
     def _refuse(self, t: int, refusals: Refusals) -> None:
         for rule, wrong in refusals:
-            if _any(wrong):
+            if len(wrong) and _greatest(wrong):
                 raise ParticipationError(
                     f"step {t}: the plan covers {self.participation.describe()}; {rule}. Nothing was changed: leave "
                     "out the units that appear too early or too often (ledger.offenders names them, to you alone), let "
