@@ -272,4 +272,4 @@ def _start(grid: Grid) -> dict[str, Any]:
     choices = _choices(grid)
     middle = {name: choices[name][len(choices[name]) // 2] for name in ("batch_size", "epochs", "epsilon", "ratio")}
     first = {name: choices[name][0] for name in ("dataset_size", "delta", "order", "momentum")}
-    return {**middle, **first, "memory": choices["memory"][-1], "mechanism": "blt"}
+    return {**middle, **first, "memory": choices["memory"][-1], "mechanism": Sweep.mechanism}

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from anyorder import checks
 from anyorder.app.planner_page import child
-from anyorder.app.planner_page.answers import KINDS, ORDERS
+from anyorder.app.planner_page.answers import KINDS, ORDERS, Sweep
 from anyorder.plan.options import default_delta
 
 # ----------------------------------------------------------------------------------------------------
@@ -43,7 +43,7 @@ CHOICES: dict[str, list[Any]] = {
 
 START = {
     "dataset_size": 60000, "batch_size": 600, "epochs": 5, "epsilon": 2, "delta": default_delta(60000), "memory": None,
-    "momentum": 0, "order": "shuffled", "mechanism": "blt", "ratio": 0.005,
+    "momentum": 0, "order": "shuffled", "mechanism": Sweep.mechanism, "ratio": 0.005,
 }  # fmt: skip
 
 
