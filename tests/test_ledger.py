@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from anyorder.errors import ArgumentError, CheckpointError, ParticipationError, StepsExhaustedError, TrainingError
-from anyorder.ledger import Ledger, replay
+from anyorder.ledger import Ledger, UnitHistory, replay
 from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, PoissonSampling, SingleEpoch
 
 RULES = [
@@ -369,3 +369,10 @@ def test_what_a_check_returned_lets_no_others_in_of_the_same_number(name):
         ledger.check(1, [name(3), name(4)])
     ledger.record(1, [name(5), name(6)])
     assert [list(units) for units in ledger.history()][1] == [name(5), name(6)]
+
+
+def test_what_was_looked_up_is_forgotten_with_a_step():
+    seen, ids = UnitHistory(), np.array([1, 2])
+    seen.look_up(ids)
+    seen.add(0, ids)
+    assert seen.look_up(ids)[0].tolist() == [0, 0]

@@ -18,7 +18,7 @@ from anyorder import formats
 from anyorder._library import PATHS
 from anyorder.errors import ArgumentError, CertificateError
 from anyorder.formats import save_json
-from anyorder.ledger import allows, replay
+from anyorder.ledger import allows, as_units, replay
 from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, PoissonSampling, SingleEpoch
 from anyorder.plan import receipt as trees
 from anyorder.plan.certificate import Certificate, Evidence
@@ -450,3 +450,17 @@ def test_a_certificate_takes_few_bytes_for_each_unit():
     assert most < 400 * 30_000
     evidence.certificate.check(evidence.receipt(7))  # of the tree that is kept for receipts
     assert evidence.certificate.receipt_root == root
+
+
+@pytest.mark.parametrize(("history", "absent"), [([[1], [5]], [3]), ([["a"], ["c"]], ["b"])])
+def test_nobody_gets_the_receipt_of_the_next_unit(history, absent):
+    tree = trees.ReceiptTree(replay(MinSeparation(4, 2), history), KEY)
+    with pytest.raises(ArgumentError, match="took part in none"):
+        tree.find(as_units(absent))
+
+
+def test_steps_of_a_receipt_rise():
+    evidence = made()
+    forged = replace(evidence.receipt(0), steps=(0, 0))
+    with pytest.raises(CertificateError, match="must rise"):
+        forged.check(evidence.plan, 4, "x", forged.root("x"))

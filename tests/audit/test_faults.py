@@ -13,6 +13,7 @@ import pytest
 import anyorder
 import anyorder as ao
 from anyorder.audit.faults import Fault, FrontEnd, audit_front_end, cases, patched
+from anyorder.audit.faults import core as planted
 from anyorder.audit.faults.core import FAULTS, one_step_closer
 from anyorder.audit.faults.front_end import Reached, SumFault
 from anyorder.audit.faults.judge import PARTS, Case, Verdict, attack, echoes, noise
@@ -395,3 +396,12 @@ def test_nobodys_pytest_loads_it_unasked(pytester):
         "import sys\n\ndef test_none():\n    assert not any(name.startswith('anyorder') for name in sys.modules)\n"
     )
     pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
+
+
+@pytest.mark.parametrize("fault", [planted.larger_probability, planted.draws_of_another_run])
+def test_a_planted_fault_of_draws_keeps_the_rates_of_examples(fault, monkeypatch):
+    seen = []
+    monkeypatch.setattr(planted.Draws, "__init__", lambda self, rule, size, source, rates=None: seen.append(rates))
+    with fault(lambda: None):
+        planted.Draws(ao.participation.PoissonSampling(4, 0.5), 4, None, [0.1])
+    assert seen == [[0.1]]

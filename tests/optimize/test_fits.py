@@ -3,7 +3,7 @@
 import pytest
 
 from anyorder.errors import ArgumentError, PlanError
-from anyorder.optimize import choose, fit
+from anyorder.optimize import candidates, choose, fit
 from anyorder.optimize.candidates import fit_named
 from anyorder.participation import FixedOrder, KnownOrder, MinSeparation, SingleEpoch
 from anyorder.strategy import BLT, Banded, Dense, Independent, Tree
@@ -81,3 +81,9 @@ def test_a_size_that_a_fit_does_not_know_is_refused_without_a_claim_about_other_
     assert "error" not in str(refused.value)
     one = rmse(fit_named("banded, 1 band", workload, order), workload, order)
     assert rmse(fit_named("banded toeplitz, 2 bands", workload, order), workload, order) < 0.97 * one
+
+
+def test_unknown_words_are_refused_before_any_fit(monkeypatch):
+    monkeypatch.setattr(candidates, "choose", lambda *given, **options: pytest.fail("fitted"))
+    with pytest.raises(ArgumentError):
+        fit_named("bands", prefix_sum(4), FixedOrder(4, 2, 2))

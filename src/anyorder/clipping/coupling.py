@@ -49,9 +49,15 @@ def check_own(types: Any, values: Iterable[Any]) -> None:
 
 
 def _was_written(value: Any) -> bool:
+    if isinstance(value, slice):
+        value = value.start, value.stop, value.step
     if isinstance(value, (tuple, list)):
         return any(map(_was_written, value))
-    return isinstance(value, Tensor) and not private.is_wrapped(value) and private.is_marked(value)
+    if not isinstance(value, Tensor) or private.is_of_batch(value):
+        return is_of_loop(value)
+    while private.is_wrapped(value):  # by a transform within the model
+        value = private.get_unwrapped(value)
+    return is_of_loop(value) or private.is_marked(value)
 
 
 class Witness(TorchFunctionMode):
@@ -92,12 +98,15 @@ def one_pass(made: Made) -> Iterator[None]:
         _refuse_what_is_kept(made)
     # What compiled parts would be compiled to is not used, and the compiler keeps tensors.
     eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+    before, private.here.in_pass = private.here.in_pass, True
     try:
         with eager, private.WithSubclasses():  # what the loop has of a batch is seen, also on the way back
             yield
     except BaseException:
         made.clear()  # the error's own frames hold them
         raise
+    finally:
+        private.here.in_pass = before
 
 
 def _refuse_what_is_kept(made: Made) -> None:

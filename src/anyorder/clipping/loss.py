@@ -54,7 +54,7 @@ from torch.overrides import TorchFunctionMode
 
 from anyorder import checks
 from anyorder.clipping import torch_private as private
-from anyorder.clipping.coupling import check_argument, check_nothing_kept, written_since
+from anyorder.clipping.coupling import check_argument, check_nothing_kept, check_own, written_since
 from anyorder.clipping.rows import (
     STACKED,
     TOTAL,
@@ -1773,6 +1773,8 @@ class _Watched(Tensor):
             args = (kwargs.pop("tensor"),)
         if _free:
             raise _not_free()
+        if private.here.in_pass:  # where no mode sees it: in an autograd.Function, or an operator of the model's own
+            check_own((_Watched,), ())
         with private.WithoutSubclasses():
             if _is_ordinary(func) and not _given_alone and not _elsewhere:  # as most are
                 tape = _tape_of(args, kwargs)

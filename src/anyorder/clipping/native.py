@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from anyorder import checks
 from anyorder._library import CLIPPING_SOURCES, PATHS, WARNING, load, parallel
-from anyorder.errors import ClippingWarning
+from anyorder.errors import ClippingWarning, ModelError
 
 __all__ = [
     "Ranked", "add_rows", "available", "clip", "convolution", "describe", "ranked", "squares", "warn_if_missing",
@@ -143,6 +143,8 @@ def clip(
     assert library is not None
     values: list[int] = []
     for a, g, out in layers:
+        if out is not None and out.numel() != g.shape[1] * (1 if a is None else a.shape[1]):
+            raise ModelError("a parameter has another size than what it is used as (module.bias.data = zeros(1))")
         values += (
             0 if a is None else a.data_ptr(), g.data_ptr(), 0 if out is None else out.data_ptr(),
             0 if a is None else a.shape[1], g.shape[1], 0 if a is None else a.stride(0), g.stride(0),

@@ -247,12 +247,26 @@ def is_marked(*tensors: Any, what: tuple[str, ...] = (OF_A_BATCH, WRITTEN)) -> b
     """
     for one in tensors:
         try:
-            if isinstance(one, Tensor) and any(map(hasattr, repeat(one.untyped_storage()), what)):
-                return True
-        except (NotImplementedError, RuntimeError):  # a sparse tensor has no memory of its own
+            if isinstance(one, Tensor):
+                own = one if one.layout is torch.strided else _values_of(one)
+                if any(map(hasattr, repeat(own.untyped_storage()), what)):
+                    return True
+        except (NotImplementedError, RuntimeError):
             continue
     return False
 
+
+def _values_of(tensor: Tensor) -> Tensor:
+    """Of a sparse tensor, which has no memory of its own."""
+    return tensor._values() if tensor.layout is torch.sparse_coo else tensor.values()
+
+
+class _Here(threading.local):
+    in_pass = False
+
+
+here = _Here()
+"""Of this thread. `in_pass`: whether a private model runs on a batch; see `coupling.one_pass`."""
 
 OF_A_BATCH_KINDS: set[Any] = set()
 """The classes of tensors and numbers of a batch, as the training loop has them."""

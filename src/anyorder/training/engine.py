@@ -962,6 +962,7 @@ class PrivateModule(nn.Module):
         is_released = torch.is_grad_enabled() and self._watch.is_released((args, kwargs))
         if self.training and torch.is_grad_enabled() and not is_released:
             was_asked = place_below(ASKED, False)
+            self._watch.was_seen |= not was_asked  # what torch does with devices may take it away
             try:
                 return self._private_forward(args, kwargs)
             finally:
