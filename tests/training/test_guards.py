@@ -224,6 +224,24 @@ def test_what_escaped_is_told_of_the_model_too(monkeypatch):
     assert engine.training.isolation.model == "promised"
 
 
+def test_what_is_proved_in_each_batch_is_told_where_all_may_know_it(monkeypatch):
+    """How a loss was kept apart follows from this rank's batches, or from secret sizes; a promise is told anywhere."""
+    engine, model, optimizer, loader = run_of(nn.Linear(3, 3))
+    x, y = next(iter(loader))
+    F.cross_entropy(model(x), y).backward()
+    training = engine.training
+    assert training._isolation().loss == "proved"
+    for name in ("_group", "sizes"):
+        with monkeypatch.context() as told:
+            if name == "_group":
+                told.setattr(training, "_group", object())
+            else:
+                told.setattr("anyorder.training.engine.sizes_are_public", lambda plan: False)
+            assert training._isolation().loss == "proved or mapped"
+            told.setattr(training._watch, "kept", "promised")
+            assert training._isolation().loss == "promised"
+
+
 # -- the loop is asked ------------------------------------------------------------------------------------------------
 
 
