@@ -94,7 +94,8 @@ def trainer(
     return kind(model, arguments, train_dataset=data, eval_dataset=data, **more, **private)
 
 
-def test_the_generators_of_the_process_tell_nothing_of_texts(tmp_path):
+@pytest.mark.parametrize("seed", [None, 3])
+def test_the_generators_of_the_process_tell_nothing_of_texts(tmp_path, seed):
     """They would count what the stock collator drew, a number for each place of a padded text, and dropout."""
     words = words_of_twenty()
 
@@ -102,7 +103,7 @@ def test_the_generators_of_the_process_tell_nothing_of_texts(tmp_path):
         data = [{"input_ids": [3 + i % 9] * (length if i == 5 else 6)} for i in range(N)]
         run = trainer(
             transformers.BertForMaskedLM(bert(dropout=0.1).config), data, tmp_path / str(length),
-            data_collator=transformers.DataCollatorForLanguageModeling(words, mlm_probability=0.4),
+            data_collator=transformers.DataCollatorForLanguageModeling(words, mlm_probability=0.4, seed=seed),
             private={"pad_to": (8, 16)},
         )  # fmt: skip
         run.train()
@@ -180,13 +181,17 @@ def test_a_decoder_whose_inputs_nobody_makes(tmp_path, monkeypatch):
         trainer(t5(), Translations(), tmp_path).train()
 
 
-def test_activation_checkpoints_change_nothing(tmp_path):
-    data, enabled = Sentences(True), gpt2()
-    enabled.gradient_checkpointing_enable({"use_reentrant": False})
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activation_checkpoints_change_nothing(reentrant, tmp_path):
+    kind, data = {"use_reentrant": reentrant}, Sentences(True)
+    enabled = gpt2()
+    enabled.gradient_checkpointing_enable(kind)
     plain = trainer(gpt2(), data, tmp_path / "0")
     plain.train()
-    by_argument = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}}
-    for run in (trainer(enabled, data, tmp_path / "1"), trainer(gpt2(), data, tmp_path / "2", **by_argument)):
+    for run in (
+        trainer(enabled, data, tmp_path / "1"),
+        trainer(gpt2(), data, tmp_path / "2", gradient_checkpointing=True, gradient_checkpointing_kwargs=kind),
+    ):
         run.train()
         assert run.model.is_gradient_checkpointing
         torch.testing.assert_close(weights(run.model), weights(plain.model), atol=1e-7, rtol=1e-6)
@@ -205,6 +210,24 @@ class Interrupt(transformers.TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         if state.global_step == 4:
             raise KeyboardInterrupt
+
+
+def test_a_run_goes_on_from_its_last_checkpoint(tmp_path):
+    whole = trainer(gpt2(), Sentences(True), tmp_path / "whole")
+    whole.train()
+    first = trainer(gpt2(), Sentences(True), tmp_path / "run", save_strategy="steps", save_steps=3)
+    first.add_callback(Interrupt())
+    with pytest.raises(KeyboardInterrupt):
+        first.train()
+    first.engine.close()
+    state = json.loads((tmp_path / "run" / "checkpoint-3" / "trainer_state.json").read_text())
+    assert state["global_step"] == 3
+    with pytest.raises(CheckpointError, match="earlier run"):
+        trainer(gpt2(), Sentences(True), tmp_path / "run").train()
+    second = trainer(gpt2(), Sentences(True), tmp_path / "run")
+    second.train(resume_from_checkpoint=True)
+    assert second.engine.step == EPOCHS * N // B
+    torch.testing.assert_close(weights(second.model), weights(whole.model), atol=1e-6, rtol=1e-5)
 
 
 def test_a_run_that_was_refused_before_its_first_step_goes_on(tmp_path):
@@ -255,10 +278,6 @@ def test_a_run_in_micro_batches_goes_on_within_an_epoch_that_ends_within_a_step(
     with pytest.raises(KeyboardInterrupt):
         first.train()
     first.engine.close()
-    state = json.loads((tmp_path / "run" / "checkpoint-3" / "trainer_state.json").read_text())
-    assert state["global_step"] == 3
-    with pytest.raises(CheckpointError, match="earlier run"):
-        run("run").train()
     second = run("run")
     second.train(resume_from_checkpoint=True)
     assert second.engine.step == 8
@@ -496,11 +515,15 @@ def test_smoothed_labels_are_those_of_transformers(tmp_path):
         example_losses({"logits": torch.randn(3, 1)}, torch.zeros(3), 0.2)
 
 
-class OfTheUser(transformers.Trainer):
+class Doubled(PrivateTrainer):
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         assert num_items_in_batch is None
         labels = inputs.pop("labels")
         return 2 * F.cross_entropy(model(**inputs).logits, labels)
+
+
+class OfTheUser(transformers.Trainer):
+    compute_loss = Doubled.compute_loss
 
 
 class MadePrivate(PrivateTrainerMixin, OfTheUser):
@@ -517,21 +540,19 @@ def _doubled(outputs, labels, num_items_in_batch=None):
     return 2 * F.cross_entropy(outputs.logits, labels)
 
 
-@pytest.fixture(scope="module")
-def doubled():
-    return plain_loop(bert(), Sentences(), lambda x, y: 2 * F.cross_entropy(x, y, reduction="sum"), _without_labels)
+OWN_LOSSES = {"override": (Doubled, {}), "made private": (MadePrivate, {}), "beside": (Beside, {})}
+OWN_LOSSES["function"] = (PrivateTrainer, {"compute_loss_func": _doubled})
 
 
-@pytest.mark.parametrize(
-    ("kind", "options", "micro"),
-    [(MadePrivate, {}, 2), (Beside, {}, 1), (PrivateTrainer, {"compute_loss_func": _doubled}, 2)],
-)
-def test_a_loss_of_the_users_own_trains_the_private_model(kind, options, micro, doubled, tmp_path):
+@pytest.mark.parametrize(("name", "micro"), [("override", 2), ("made private", 1), ("beside", 1), ("function", 2)])
+def test_a_loss_of_the_users_own_trains_the_private_model(name, micro, tmp_path):
+    kind, options = OWN_LOSSES[name]
     run = trainer(
         bert(), Sentences(), tmp_path, kind=kind, private=options,
         per_device_train_batch_size=B // micro, gradient_accumulation_steps=micro,
     )  # fmt: skip
     run.train()
+    doubled = plain_loop(bert(), Sentences(), lambda x, y: 2 * F.cross_entropy(x, y, reduction="sum"), _without_labels)
     torch.testing.assert_close(weights(run.model), doubled, atol=1e-6, rtol=1e-5)
 
 
