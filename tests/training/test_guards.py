@@ -1,6 +1,5 @@
 """What is looked at before a step may be taken, one by one: each with the least that goes wrong without it."""
 
-import functools
 import operator
 from types import SimpleNamespace
 
@@ -11,7 +10,6 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-import anyorder as ao
 from anyorder.clipping import torch_private as private
 from anyorder.clipping.coupling import Witness
 from anyorder.clipping.loss import ASKED, LossWatch
@@ -19,16 +17,7 @@ from anyorder.clipping.program import Snapshot
 from anyorder.errors import AnyorderError, LoaderError, ModelError, TrainingError
 from anyorder.sampling.loader import PrivateLoader
 from anyorder.training.engine import BoundParameters
-
-planned = functools.cache(ao.plan)
-
-
-def run_of(model, optimizer=None, epochs=1, data=None):
-    plan = planned(dataset_size=8, batch_size=4, epochs=epochs, epsilon=8, delta=1e-5, mechanism="independent")
-    data = TensorDataset(torch.randn(8, 3), torch.arange(8) % 3) if data is None else data
-    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1)
-    engine = ao.PrivacyEngine(plan, key=bytes(32))
-    return engine, *engine.make_private(model, optimizer, DataLoader(data, 4))
+from training.runs import run_of
 
 
 def bound(model):

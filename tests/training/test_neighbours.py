@@ -4,7 +4,6 @@ Of a mean over the batch of gradients that are clipped to norm C, another exampl
 and the gradient of no later step. Each loop is within that or refused.
 """
 
-import functools
 import os
 import warnings
 from collections import UserList, deque, namedtuple
@@ -21,6 +20,7 @@ import anyorder as ao
 import processes
 from anyorder.clipping import ExampleLoss
 from anyorder.errors import AnyorderError, ModelError
+from training.runs import planned, run_of
 
 ROWS = 4
 
@@ -60,7 +60,7 @@ class Loop:
             after(self)
 
 
-planned, plain = functools.cache(ao.plan), {}
+plain = {}
 
 
 def released(way, place=None):
@@ -897,18 +897,10 @@ def modes():
     return torch.overrides._get_current_function_mode_stack()
 
 
-def a_run(**given):
-    model = given.pop("model", None) or nn.Linear(3, 3)
-    loader = given.pop("loader", None) or DataLoader(TensorDataset(torch.randn(8, 3), torch.arange(8) % 3), ROWS)
-    plan = planned(dataset_size=8, batch_size=ROWS, epochs=4, noise_multiplier=1.0, delta=1e-5, mechanism="independent")
-    engine, optimizer = ao.PrivacyEngine(plan), torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
-    return engine, *engine.make_private(model, optimizer, loader, **given)
-
-
 @pytest.mark.parametrize("within", ["next", "forward", "backward", "step", "zero_grad"])
 def test_the_loop_is_asked_after_what_is_done_within_a_device(within):
     """`with torch.device` takes the last mode away at its end, whatever it is."""
-    engine, private, optimizer, loader = a_run()
+    engine, private, optimizer, loader = run_of()
 
     def on_device(name, work):
         if name != within:
@@ -928,7 +920,7 @@ def test_the_loop_is_asked_after_what_is_done_within_a_device(within):
 
 
 def test_a_device_of_a_whole_loop_ends_with_it():
-    engine, private, optimizer, loader = a_run()
+    engine, private, optimizer, loader = run_of()
     with torch.device("meta"):
         for x, y in loader:
             F.cross_entropy(private(x), y).backward()
@@ -941,7 +933,7 @@ def test_a_device_of_a_whole_loop_ends_with_it():
 
 
 def test_the_loop_is_asked_after_a_step_that_torch_breaks_off():
-    engine, private, optimizer, loader = a_run()
+    engine, private, optimizer, loader = run_of()
     x, y = next(iter(loader))
     F.cross_entropy(private(x), y).backward()
     kept = optimizer.param_groups[0].pop("momentum")
@@ -966,7 +958,7 @@ class LateFailure(list):
 def test_the_loop_is_asked_after_an_order_that_cannot_be_read():
     batches = LateFailure([[0, 1, 2, 3], [4, 5, 6, 7]])
     rows = TensorDataset(torch.randn(8, 3), torch.arange(8) % 3)
-    engine, private, optimizer, loader = a_run(loader=DataLoader(rows, batch_sampler=batches))
+    engine, private, optimizer, loader = run_of(epochs=4, loader=DataLoader(rows, batch_sampler=batches))
     for x, y in loader:
         F.cross_entropy(private(x), y).backward()
         optimizer.step()
@@ -982,10 +974,11 @@ def test_the_loop_is_asked_after_an_order_that_cannot_be_read():
 LAST_RUN = """
 import gc
 import torch
-from training.test_neighbours import a_run, modes
+from training.runs import run_of
+from training.test_neighbours import modes
 
 def begin():
-    engine, private, optimizer, loader = a_run()
+    engine, private, optimizer, loader = run_of()
     batches = iter(loader)
     next(batches)
     held = {"batches": batches}

@@ -211,7 +211,10 @@ class LossWatch:
                 continue
             args, kwargs = _changed((args, kwargs), again)
             break
-        return unwatched(args), unwatched(kwargs) if kwargs else kwargs
+        else:
+            if as_most_are:
+                return tuple(map(_plain, args)), kwargs
+        return unwatched(args), unwatched(kwargs)
 
     def outputs(self, outputs: Any, given: Iterable[Any] = ()) -> Any:
         """The outputs of the model, called with these leaves. One row is watched for what earlier batches may add.
@@ -435,8 +438,6 @@ def _nothing() -> None:
 
 def unwatched(tree: Any) -> Any:
     """The tree with ordinary tensors in the place of watched ones: as the loader made them, where they are so."""
-    if type(tree) is tuple and set(map(type, tree)) == {_Watched}:  # as most models are called
-        return tuple(map(_plain, tree))
     return _changed(tree, _plain)
 
 

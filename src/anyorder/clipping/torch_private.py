@@ -10,8 +10,8 @@ import gc
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from itertools import repeat
 from operator import attrgetter
 from types import MappingProxyType, ModuleType
@@ -204,6 +204,17 @@ def guard_compiler() -> None:
 
     guarded.guarded = True  # type: ignore[attr-defined]
     frames._maybe_set_eval_frame = guarded
+
+
+@contextmanager
+def aside(mode: Any) -> Iterator[bool]:
+    """Without a mode that `place_below` put there, till the end of the block; whether it was there."""
+    was_there = place_below(mode, False)
+    try:
+        yield was_there
+    finally:
+        if was_there:
+            place_below(mode, True)
 
 
 unsafe_view: Callable[[Tensor, tuple[int, ...]], Tensor] = torch.ops.aten._unsafe_view

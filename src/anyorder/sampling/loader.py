@@ -276,10 +276,7 @@ class PrivateLoader:
                 try:
                     draws = self._draws_here and (position == self._place.start or self._may_draw())
                     self._place.is_still = self._draws_here and not draws
-                    if draws:
-                        with self._drawing("batch", position):
-                            given = next(iterator, _END)
-                    else:
+                    with self._drawing("batch", position) if draws else nullcontext():
                         given = next(iterator, _END)
                     self._place.is_still = False
                 except RuntimeError as problem:
@@ -392,7 +389,7 @@ class PrivateLoader:
                 )
             return units, padding
         indices = listed.copy() if type(listed) is np.ndarray else as_units(listed[: len(listed) - padding])
-        if not isinstance(indices, list) and np.minimum.reduce(indices, initial=0) < 0:
+        if not isinstance(indices, list) and indices.min(initial=0) < 0:
             raise LoaderError(f"the sampler gave index {indices.min()}: a negative index is an example's second name")
         return (indices if isinstance(indices, list) else self._origins.names(indices)), padding
 

@@ -40,7 +40,7 @@ from anyorder.clipping.loss import ASKED, LossWatch, flat, own_memory, released,
 from anyorder.clipping.mapping import reparametrized
 from anyorder.clipping.norms import Cut, Rule, UnitMap, accumulator_dtype
 from anyorder.clipping.per_example import MayDraw, Passes, make_clipping
-from anyorder.clipping.torch_private import OF_A_BATCH_KINDS, is_marked, never_compiled, place_below
+from anyorder.clipping.torch_private import OF_A_BATCH_KINDS, aside, is_marked, never_compiled, place_below
 from anyorder.clipping.validate import iterate_before_passes, refuse_unfit
 from anyorder.errors import (
     AnyorderError,
@@ -456,12 +456,8 @@ class Training:
         if closure is not None:
             with torch.enable_grad():
                 closure()  # once; the optimizer never gets the loss
-        was_asked = place_below(ASKED, False)
-        try:
+        with aside(ASKED):
             self._make_gradients()
-        finally:
-            if was_asked:
-                place_below(ASKED, True)
         if len(self._optimizers) > 1:
             self._owed = {one for one in self._optimizers if one is not optimizer}
         return args[:1], {**kwargs, "closure": None if closure is None else returns_nothing}
@@ -717,12 +713,8 @@ class Training:
         @functools.wraps(zero_grad)
         def discard_and_zero(set_to_none: bool = True) -> None:
             self._discard()
-            was_asked = is_torchs and place_below(ASKED, False)
-            try:
+            with aside(ASKED) if is_torchs else nullcontext():
                 zero_grad(set_to_none)
-            finally:
-                if was_asked:
-                    place_below(ASKED, True)
 
         optimizer.zero_grad = discard_and_zero  # type: ignore[method-assign]
 
@@ -961,13 +953,9 @@ class PrivateModule(nn.Module):
         """The model's outputs, one row for each example."""
         is_released = torch.is_grad_enabled() and self._watch.is_released((args, kwargs))
         if self.training and torch.is_grad_enabled() and not is_released:
-            was_asked = place_below(ASKED, False)
-            self._watch.was_seen |= not was_asked  # what torch does with devices may take it away
-            try:
+            with aside(ASKED) as was_asked:
+                self._watch.was_seen |= not was_asked  # what torch does with devices may take it away
                 return self._private_forward(args, kwargs)
-            finally:
-                if was_asked:
-                    place_below(ASKED, True)
         given = args, kwargs
         args, kwargs = self._watch.shown(given)
         if self._check_shown is not None:
@@ -1053,8 +1041,7 @@ def _into_the_module(private: nn.Module, state_dict: dict[str, Any], prefix: str
 # The parameters that are trained: those that the optimizer holds. All others stay as they are.
 
 
-_IS_TRAINED, _STATE, _GROUPS = attrgetter("requires_grad"), attrgetter("state"), attrgetter("param_groups")
-_PARAMS = itemgetter("params")
+_IS_TRAINED, _STATE = attrgetter("requires_grad"), attrgetter("state")
 _MODULES, _PARAMETERS, _BUFFERS = attrgetter("_modules"), attrgetter("_parameters"), attrgetter("_buffers")
 _BOUND: WeakSet[torch.optim.Optimizer] = WeakSet()
 """The optimizers whose steps are those of a release."""
@@ -1191,8 +1178,8 @@ class BoundParameters:
             p.requires_grad_(True)
 
     def _parameters(self) -> list[Any]:
-        groups = itertools.chain.from_iterable(map(_GROUPS, self._optimizers))
-        return list(itertools.chain.from_iterable(map(_PARAMS, groups)))
+        groups = itertools.chain.from_iterable(map(attrgetter("param_groups"), self._optimizers))
+        return list(itertools.chain.from_iterable(map(itemgetter("params"), groups)))
 
     def _check_known(self, known: set[int]) -> None:
         held = self._parameters()
