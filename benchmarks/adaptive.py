@@ -37,7 +37,7 @@ from anyorder.app import data as sets
 from anyorder.app.features import look
 from anyorder.errors import OptimizerWarning
 from anyorder.plan.plan import Plan
-from anyorder.strategy.error import row_variances
+from anyorder.strategy.registry import row_variances
 from benchmarks._report import Row, add_options, processor, show
 
 RESULTS = Path(__file__).parent / "results" / "adaptive.jsonl"

@@ -31,7 +31,7 @@ from anyorder.optimize.amplified import Judge
 from anyorder.optimize.candidates import kind_in
 from anyorder.participation import BallsInBins, CyclicPoisson, FixedOrder, PoissonSampling
 from anyorder.patterns import Participation
-from anyorder.strategy import Independent, Strategy, ToeplitzBanded, error
+from anyorder.strategy import Independent, Strategy, ToeplitzBanded, registry
 from benchmarks._peers import interpreter
 from benchmarks._report import Row
 from benchmarks.bins import bins_interval
@@ -99,7 +99,7 @@ def fixed(case: Case) -> Found:
 
 def _open(case: Case, strategy: Strategy, order: Participation) -> Found:
     sigma = calibrate_gaussian(case.epsilon, DELTA)
-    loss = error.rmse(strategy, case.A, order) * sigma
+    loss = registry.rmse(strategy, case.A, order) * sigma
     return Found(loss, loss / _unit_error(strategy, case), strategy.describe(), "Gaussian, exact")
 
 
@@ -162,7 +162,7 @@ def _found(strategy: Strategy, sigma: float, case: Case, method: str) -> Found:
 
 
 def _unit_error(strategy: Strategy, case: Case) -> float:
-    return math.sqrt(float(error.row_variances(strategy, case.A).mean()))
+    return math.sqrt(float(registry.row_variances(strategy, case.A).mean()))
 
 
 def _fixed(case: Case) -> FixedOrder:

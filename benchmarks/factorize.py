@@ -28,7 +28,7 @@ from anyorder.app.planner_page.answers import PlanQuestion, answer
 from anyorder.optimize import choose, fit, lower_bound
 from anyorder.participation import EpochShuffle, FixedOrder, MinSeparation, SingleEpoch
 from anyorder.patterns import Participation
-from anyorder.strategy import BLT, Banded, BandedInverse, SquareRoot, Strategy, ToeplitzBanded, Tree, error
+from anyorder.strategy import BLT, Banded, BandedInverse, SquareRoot, Strategy, ToeplitzBanded, Tree, registry
 from anyorder.strategy.dense import fit_dense
 from benchmarks import amplified, bins, fits, references
 from benchmarks._peers import interpreter
@@ -107,7 +107,7 @@ def targets(quick: bool) -> Iterator[Row]:
         took = seconds(functools.partial(fit, "blt", million, SingleEpoch(million.n), buffers=4), 1)
         yield Row("blt 4, n=1000000: time", took, 60.0, 60.0 / took, "s")
         long, far = BLT([0.99999, 0.9], [0.01, 0.1], 10_000_000), MinSeparation(10_000_000, 1000, 100)
-        took = seconds(lambda: error.rmse(long, W.prefix_sum(long.n), far), 1)
+        took = seconds(lambda: registry.rmse(long, W.prefix_sum(long.n), far), 1)
         yield Row("blt 2, n=10000000: error and sensitivity, time", took, None, None, "s")
 
 
@@ -117,15 +117,15 @@ def _fitted(
     start = time.perf_counter()
     strategy = make(A, participation)
     took = time.perf_counter() - start
-    loss = error.rmse(strategy, A, participation)
+    loss = registry.rmse(strategy, A, participation)
     yield Row(f"{label} ({took:.2f} s)", loss, target, target / loss, "rmse")
 
 
 def _against_the_root(n: int, limits: tuple[float, ...]) -> Iterator[Row]:
     A, participation = W.prefix_sum(n), SingleEpoch(n)
-    best = error.max_error(SquareRoot(n), A, participation)
+    best = registry.max_error(SquareRoot(n), A, participation)
     for buffers, limit in enumerate(limits, start=1):
-        ratio = error.max_error(fit("blt", A, participation, "max", buffers=buffers), A, participation) / best
+        ratio = registry.max_error(fit("blt", A, participation, "max", buffers=buffers), A, participation) / best
         yield Row(f"blt {buffers} over the square root, n={n}", ratio, limit, limit / ratio, "max error")
 
 
@@ -146,7 +146,7 @@ def choices(quick: bool) -> Iterator[Row]:
         name = f"choose, {what}, {type(order).__name__} n={order.n}: {best.name} ({took:.1f} s)"
         yield Row(name, best.loss, bound, bound / best.loss, "rmse; peer: bound")
         if order is shuffled:  # the best of all C that start anew in every epoch
-            dense = error.rmse(fit("dense", A, order), A, order)
+            dense = registry.rmse(fit("dense", A, order), A, order)
             yield Row(f"{best.name} beside the dense restarted C, {what}", best.loss, dense, dense / best.loss, "rmse")
 
 
@@ -202,7 +202,7 @@ def errors(quick: bool) -> Iterator[Row]:
             worst = 0.0
             for order in orders:
                 start = time.process_time()
-                error.rmse(strategy, A, order)
+                registry.rmse(strategy, A, order)
                 worst = max(worst, time.process_time() - start)
             yield Row(f"rmse, n={n}, {what}, {name}: the slowest order", worst, 1.0, 1.0 / worst, "s")
 

@@ -15,7 +15,7 @@ from anyorder.accounting import gdp_epsilon
 from anyorder.online import regret_bound
 from anyorder.participation import SingleEpoch
 from anyorder.strategy import Tree
-from anyorder.strategy.sensitivity import sensitivity
+from anyorder.strategy.registry import sensitivity
 from reproductions._claims import Claim, Curves, Figure, Run, judged
 from reproductions.kairouz import regret
 

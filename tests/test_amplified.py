@@ -32,8 +32,8 @@ from anyorder.participation import (
 from anyorder.plan.plan import Plan, check_claims
 from anyorder.plan.planner import with_budget
 from anyorder.strategy import BLT, Independent, ToeplitzBanded, Tree
+from anyorder.strategy.registry import rounding
 from anyorder.strategy.restarted_blt import RestartedBLT
-from anyorder.strategy.sensitivity import rounding
 from anyorder.workload import Workload
 from plans import flat_plan
 

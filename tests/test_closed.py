@@ -26,10 +26,9 @@ from anyorder.patterns import Participation, Pattern, Separated
 from anyorder.plan.planner import plan_at_sigma
 from anyorder.release.schedules import FixedNorm
 from anyorder.strategy import BLT, Dense, Independent, Strategy, Tree
-from anyorder.strategy.bound import Bound
-from anyorder.strategy.registry import KINDS, Structure
+from anyorder.strategy.registry import KINDS, Structure, sensitivity, unit_sensitivities
 from anyorder.strategy.rescaled import Rescaled
-from anyorder.strategy.sensitivity import sensitivity, unit_sensitivities
+from anyorder.strategy.sensitivity import Bound
 from anyorder.training.metrics import Metrics
 from anyorder.workload import GivenWorkload, Workload
 from laws.cases import PARTICIPATIONS, STRATEGIES

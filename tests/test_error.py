@@ -7,13 +7,22 @@ from itertools import product
 import numpy as np
 import pytest
 
-import anyorder as ao
 from anyorder.errors import PlanError
 from anyorder.participation import EpochShuffle, FixedOrder, MinSeparation, SingleEpoch
-from anyorder.strategy import BLT, Banded, BandedInverse, Independent, SquareRoot, Strategy, ToeplitzBanded, Tree, error
+from anyorder.strategy import (
+    BLT,
+    Banded,
+    BandedInverse,
+    Independent,
+    SquareRoot,
+    Strategy,
+    ToeplitzBanded,
+    Tree,
+    registry,
+)
+from anyorder.strategy.registry import sensitivity
 from anyorder.strategy.rescaled import Rescaled
 from anyorder.strategy.restarted_blt import RestartedBLT
-from anyorder.strategy.sensitivity import sensitivity
 from anyorder.workload import GivenWorkload, Workload, custom, momentum, prefix_sum
 from laws.cases import STRATEGIES
 from references import load
@@ -25,15 +34,17 @@ def test_tree_references() -> None:
         n = int(size)
         for estimator, key in (("vanilla", "naive"), ("online", "honaker_online")):
             arguments = (Tree(n, estimator), prefix_sum(n), SingleEpoch(n))
-            assert error.rmse(*arguments) == pytest.approx(value[f"{key}_rmse"], rel=1e-10)
-            assert error.max_error(*arguments) == pytest.approx(value[f"{key}_max"], rel=1e-10)
+            assert registry.rmse(*arguments) == pytest.approx(value[f"{key}_rmse"], rel=1e-10)
+            assert registry.max_error(*arguments) == pytest.approx(value[f"{key}_max"], rel=1e-10)
 
 
 def test_independent_in_closed_form() -> None:
     """Variances 1, 2, .., n, times k."""
     arguments = (Independent(60), prefix_sum(60), FixedOrder(60, 4, 15))
-    assert error.rmse(*arguments) == pytest.approx(np.sqrt(4 * 61 / 2), rel=1e-12)
-    assert error.max_error(*arguments) == error.last_error(*arguments) == pytest.approx(np.sqrt(4 * 60), rel=1e-12)
+    assert registry.rmse(*arguments) == pytest.approx(np.sqrt(4 * 61 / 2), rel=1e-12)
+    assert (
+        registry.max_error(*arguments) == registry.last_error(*arguments) == pytest.approx(np.sqrt(4 * 60), rel=1e-12)
+    )
 
 
 @pytest.mark.parametrize(
@@ -44,20 +55,20 @@ def test_definition(strategy: Independent) -> None:
     workload = momentum(700, 0.9, np.linspace(1, 0.1, 700))
     B = workload.matrix() @ strategy.noising_matrix()
     norms = np.linalg.norm(B, axis=1)
-    np.testing.assert_allclose(error.row_variances(strategy, workload), norms**2, rtol=1e-10)
+    np.testing.assert_allclose(registry.row_variances(strategy, workload), norms**2, rtol=1e-10)
     rule = MinSeparation(700, 200, 2)
     sens = sensitivity(strategy, rule).value
-    assert error.rmse(strategy, workload, rule) == pytest.approx(sens * np.linalg.norm(B) / np.sqrt(700), rel=1e-10)
-    assert error.max_error(strategy, workload, rule) == pytest.approx(sens * norms.max(), rel=1e-10)
-    assert error.last_error(strategy, workload, rule) == pytest.approx(sens * norms[-1], rel=1e-10)
+    assert registry.rmse(strategy, workload, rule) == pytest.approx(sens * np.linalg.norm(B) / np.sqrt(700), rel=1e-10)
+    assert registry.max_error(strategy, workload, rule) == pytest.approx(sens * norms.max(), rel=1e-10)
+    assert registry.last_error(strategy, workload, rule) == pytest.approx(sens * norms[-1], rel=1e-10)
 
 
 def test_prefix_sum_in_closed_form_is_the_dense_one() -> None:
     strategy = Tree(100, "full", (37,), True)
     barely_another = Workload(100, momentum=1e-300)
     assert not barely_another.is_prefix_sum
-    dense = error.row_variances(strategy, barely_another)
-    np.testing.assert_allclose(error.row_variances(strategy, prefix_sum(100)), dense, rtol=1e-11)
+    dense = registry.row_variances(strategy, barely_another)
+    np.testing.assert_allclose(registry.row_variances(strategy, prefix_sum(100)), dense, rtol=1e-11)
 
 
 def schedules(n: int) -> dict[str, Workload]:
@@ -102,17 +113,17 @@ def test_every_strategy_with_every_workload() -> None:
             for words, workload in schedules(n).items():
                 expected = np.square(slowly(workload, K)).sum(axis=1)
                 np.testing.assert_allclose(
-                    error.row_variances(scaled, workload), expected, rtol=1e-10, atol=1e-300, err_msg=words
+                    registry.row_variances(scaled, workload), expected, rtol=1e-10, atol=1e-300, err_msg=words
                 )
 
 
 @pytest.mark.parametrize("name", ["square root", "banded inverse mixed"])
 def test_columns_of_a_long_series_are_made_in_turn(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     strategy, workload = STRATEGIES[name](100), schedules(100)
-    expected = [error.row_variances(strategy, one) for one in workload.values()]
-    monkeypatch.setattr(error, "DENSE_STEPS", 20)
+    expected = [registry.row_variances(strategy, one) for one in workload.values()]
+    monkeypatch.setattr(registry, "DENSE_STEPS", 20)
     for one, values in zip(workload.values(), expected, strict=True):
-        np.testing.assert_allclose(error.row_variances(strategy, one), values, rtol=1e-12)
+        np.testing.assert_allclose(registry.row_variances(strategy, one), values, rtol=1e-12)
 
 
 def banded(n: int, bands: int) -> Banded:
@@ -138,10 +149,10 @@ def test_long_runs_take_a_moment(strategy: Strategy) -> None:
     """Processor time, which other programs do not add to; the last iterate against what its own row says."""
     for workload in (prefix_sum(LONG), Workload(LONG, momentum=0.9), momentum(LONG, 0.9, np.linspace(1, 0, LONG))):
         start = time.process_time()
-        found = error.rmse(strategy, workload, EpochShuffle(4, LONG // 4))
+        found = registry.rmse(strategy, workload, EpochShuffle(4, LONG // 4))
         assert time.process_time() - start < 2.0
         assert 0 < found < math.inf
-    found = error.row_variances(strategy, prefix_sum(LONG))[:300]
+    found = registry.row_variances(strategy, prefix_sum(LONG))[:300]
     np.testing.assert_allclose(found, np.square(np.cumsum(first_rows(strategy, 300), axis=0)).sum(axis=1), rtol=1e-9)
 
 
@@ -162,31 +173,19 @@ def first_rows(strategy: Strategy, count: int) -> np.ndarray:
     return rows
 
 
-def test_old_names_are_said_to_be_old() -> None:
-    for old, new in (("max_loss", "max_error"), ("last_loss", "last_error")):
-        for module in (ao, error):
-            with pytest.warns(DeprecationWarning, match=f"{old} is now called {new}") as caught:
-                found = getattr(module, old)
-            assert found is getattr(error, new)
-            assert caught[0].filename == __file__
-            assert old not in module.__all__
-    with pytest.raises(AttributeError, match="no attribute 'mean_loss'"):
-        error.mean_loss  # noqa: B018
-
-
 def test_other_numbers_of_steps_are_refused() -> None:
     with pytest.raises(PlanError, match="got 9 and 8"):
-        error.row_variances(Tree(8), prefix_sum(9))
+        registry.row_variances(Tree(8), prefix_sum(9))
     with pytest.raises(PlanError, match="got 9 and 8"):
-        error.rmse(Tree(8), prefix_sum(8), SingleEpoch(9))
+        registry.rmse(Tree(8), prefix_sum(8), SingleEpoch(9))
 
 
 def test_a_series_that_is_scaled_is_none_any_more() -> None:
     """Beyond the steps for which columns are made, only what is Toeplitz throughout has a way."""
-    n = error.COLUMN_STEPS + 1
+    n = registry.COLUMN_STEPS + 1
     for workload, plain in ((prefix_sum(n), True), (momentum(n, 0.9, np.linspace(1, 0, n)), False)):
-        assert error.has_variances(SquareRoot(n), workload) == plain
+        assert registry.has_variances(SquareRoot(n), workload) == plain
         scaled = Rescaled(SquareRoot(n), np.linspace(1, 2, n))
-        assert not error.has_variances(scaled, workload)
+        assert not registry.has_variances(scaled, workload)
         with pytest.raises(PlanError, match="must be made from the matrix"):
-            error.row_variances(scaled, workload)
+            registry.row_variances(scaled, workload)

@@ -47,10 +47,10 @@ def test_plan_and_sensitivity_are_functions_in_whatever_order():
         "import anyorder.plan; import anyorder as ao",
         "import anyorder as ao; import anyorder.plan",
         "import anyorder as ao; ao.PrivacyEngine; import anyorder.plan",
-        "from anyorder.plan.plan import Plan; import anyorder as ao; import anyorder.strategy.sensitivity",
+        "from anyorder.plan.plan import Plan; import anyorder as ao; import anyorder.strategy.registry",
         "from anyorder import plan; import anyorder.plan; import anyorder as ao; assert ao.plan is plan",
         NAMES,
-        "import anyorder.strategy.sensitivity; from anyorder import sensitivity; import anyorder as ao",
+        "import anyorder.strategy.registry; from anyorder import sensitivity; import anyorder as ao",
     ]
     code = f"""
 import os, sys
@@ -96,7 +96,7 @@ os.environ["ANYORDER_CACHE"] = "off"
 given = {{"order": "fixed", "epsilon": 8, "delta": 1e-5, "mechanism": "banded inverse, 2 bands"}}
 ao.plan(dataset_size=40, batch_size=10, epochs=2, **given)
 assert "scipy.signal" not in sys.modules
-from anyorder._filters import fftconvolve, lfilter
+from anyorder._numerics import fftconvolve, lfilter
 from scipy import signal
 x, f = np.random.default_rng(0).standard_normal((40, 3)), np.array([1.5, 0.3, -0.2])
 for a, b in ((f, [1.0]), ([2.0], [1.0]), ([1.0, -0.9], [1.9, -0.9])):

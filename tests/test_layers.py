@@ -9,7 +9,7 @@ from pathlib import Path
 import anyorder
 
 ROOMS = [
-    "errors", "durable", "checks", "roots", "formatting", "_filters", "formats", "_library", "_ids", "patterns",
+    "errors", "durable", "checks", "_numerics", "formatting", "formats", "_library", "_ids", "patterns",
     "workload", "strategy", "noise", "accounting", "_draws", "participation", "optimize", "ledger",
     "sampling", "plan", "release", "clipping", "audit", "sparse", "training", "federated", "online", "budget",
     "app", "__main__",

@@ -18,7 +18,7 @@ from anyorder.formatting import rounded_up
 from anyorder.ledger import replay
 from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, PoissonSampling, SingleEpoch
 from anyorder.plan.certificate import PUBLIC_STOP, Certificate, realised_claim
-from anyorder.strategy.sensitivity import sensitivity
+from anyorder.strategy.registry import sensitivity
 from laws.cases import STRATEGIES
 from plans import flat_plan
 

@@ -33,7 +33,7 @@ from anyorder.audit import epsilon_lower_bound, mu_estimate
 from anyorder.audit.result import Audited, Stated
 from anyorder.participation import BallsInBins, FixedOrder
 from anyorder.strategy import BandedInverse, Strategy, ToeplitzBanded
-from anyorder.strategy.sensitivity import known_sensitivity
+from anyorder.strategy.registry import known_sensitivity
 from anyorder.workload import prefix_sum
 from benchmarks._report import Row
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from anyorder.patterns import Participation
-from anyorder.strategy import Strategy, error
-from anyorder.strategy.sensitivity import sensitivity
+from anyorder.strategy import Strategy, registry
+from anyorder.strategy.registry import sensitivity
 from anyorder.workload import Workload
 
 Number = float | str | Sequence[Any] | np.ndarray
@@ -126,7 +126,7 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 def statistics(strategy: Strategy, workload: Workload, participation: Participation) -> dict[str, float]:
     """Errors without and with the sensitivity, squared (`*_error`, `loss_*`) and root scale."""
-    variances = error.row_variances(strategy, workload)
+    variances = registry.row_variances(strategy, workload)
     sens = sensitivity(strategy, participation).value
     mean, largest = float(variances.mean()), float(variances.max())
     return {

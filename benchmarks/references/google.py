@@ -14,7 +14,7 @@ from anyorder.accounting.gaussian import zcdp_rho
 from anyorder.optimize import fit
 from anyorder.participation import FixedOrder, KnownOrder, MinSeparation, SingleEpoch
 from anyorder.strategy import Independent, Tree
-from anyorder.strategy.sensitivity import sensitivity, unit_sensitivities
+from anyorder.strategy.registry import sensitivity, unit_sensitivities
 from benchmarks.references._accountants import DPFTRL, GAUSS, GOOGLE, PRIVACY, RENYI, pld, renyi
 from benchmarks.references._value import Rule, Value, skip
 

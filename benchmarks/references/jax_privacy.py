@@ -15,7 +15,7 @@ from anyorder.participation import FixedOrder, MinSeparation, SingleEpoch
 from anyorder.patterns import Participation
 from anyorder.strategy import BLT, Banded, BandedInverse, Dense, Independent, SquareRoot, Strategy, ToeplitzBanded, Tree
 from anyorder.strategy.dense import fit_dense
-from anyorder.strategy.sensitivity import sensitivity
+from anyorder.strategy.registry import sensitivity
 from anyorder.strategy.toeplitz import inverse_series
 from benchmarks.references._accountants import GAUSS, RENYI, pld, renyi, sampled, smallest
 from benchmarks.references._value import LOCAL, Rule, Value, compare, skip, statistics

@@ -12,10 +12,10 @@ from anyorder import workload as W
 from anyorder.accounting import gdp_epsilon
 from anyorder.optimize import fit
 from anyorder.participation import MinSeparation, SingleEpoch
-from anyorder.strategy import BLT, BandedInverse, Independent, ToeplitzBanded, Tree, error
+from anyorder.strategy import BLT, BandedInverse, Independent, ToeplitzBanded, Tree, registry
 from anyorder.strategy.dense import Optimum, dual_bound, fit_dense
 from anyorder.strategy.fitting import disjoint
-from anyorder.strategy.sensitivity import sensitivity
+from anyorder.strategy.registry import sensitivity
 from benchmarks.references._value import Rule, Value, skip
 from benchmarks.references.state_of_the_art import BOUND
 
@@ -45,7 +45,8 @@ def baseline_blt(entry: Entry) -> Values:
         peer = BLT(given["buf_decay"], given["output_scale"], 1000)
         found = fit("blt", A, rule, "max", buffers=len(peer.decays))
         yield Value(
-            entry["id"], f"{name}: max error", error.max_error(peer, A, rule), error.max_error(found, A, rule), "least",
+            entry["id"], f"{name}: max error",
+            registry.max_error(peer, A, rule), registry.max_error(found, A, rule), "least",
             reason="a start that their test expects to be beaten, not an optimum",
         )  # fmt: skip
 

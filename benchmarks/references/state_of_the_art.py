@@ -13,12 +13,12 @@ from anyorder.accounting.gaussian import calibrate_gaussian
 from anyorder.optimize import fit
 from anyorder.participation import FixedOrder, MinSeparation, SingleEpoch
 from anyorder.patterns import Participation
-from anyorder.strategy import BLT, BandedInverse, Independent, SquareRoot, Strategy, ToeplitzBanded, Tree, error
+from anyorder.strategy import BLT, BandedInverse, Independent, SquareRoot, Strategy, ToeplitzBanded, Tree, registry
 from anyorder.strategy.banded import fit_banded
 from anyorder.strategy.blt import fit_blts
 from anyorder.strategy.dense import Optimum, fit_dense
+from anyorder.strategy.registry import sensitivity
 from anyorder.strategy.rescaled import Rescaled, rescale
-from anyorder.strategy.sensitivity import sensitivity
 from benchmarks.references import google
 from benchmarks.references._value import LOCAL, Rule, Value, skip, statistics
 
@@ -76,8 +76,8 @@ def closed_forms(entry: Entry, n: int) -> Values:
     A, log = W.prefix_sum(n), math.log(n) / math.pi
     unit = Rescaled(root, np.sqrt(root.column_norms_squared()))
     ours = {
-        "landau": error.max_error(root, A, one), "sqrt_mean": error.rmse(root, A, one),
-        "nsr_max": error.max_error(unit, A, one), "nsr_mean": error.rmse(unit, A, one),
+        "landau": registry.max_error(root, A, one), "sqrt_mean": registry.rmse(root, A, one),
+        "nsr_max": registry.max_error(unit, A, one), "nsr_mean": registry.rmse(unit, A, one),
     }  # fmt: skip
     ours |= {f"{key}_minus_log": ours[key] - log for key in ("nsr_max", "nsr_mean")}
     for objective in ("max", "mean"):
@@ -103,8 +103,8 @@ def tree(entry: Entry, n: int) -> Values:
     vanilla, online = Tree(n), Tree(n, "online")
     ours = {
         "sens_sq": sensitivity(vanilla, one).value ** 2,
-        "naive_rmse": error.rmse(vanilla, A, one), "naive_max": error.max_error(vanilla, A, one),
-        "honaker_online_rmse": error.rmse(online, A, one), "honaker_online_max": error.max_error(online, A, one),
+        "naive_rmse": registry.rmse(vanilla, A, one), "naive_max": registry.max_error(vanilla, A, one),
+        "honaker_online_rmse": registry.rmse(online, A, one), "honaker_online_max": registry.max_error(online, A, one),
     }  # fmt: skip
     for key, value in ours.items():
         yield Value(entry["id"], key, entry[key], value)
@@ -255,7 +255,7 @@ EARLY = "ours stops after 60 iterations; with 120 it is lower, see its table"
 def _over_the_root(strategy: BLT) -> float:
     n = strategy.n
     A, one = W.prefix_sum(n), SingleEpoch(n)
-    return error.max_error(strategy, A, one) / error.max_error(SquareRoot(n), A, one)
+    return registry.max_error(strategy, A, one) / registry.max_error(SquareRoot(n), A, one)
 
 
 def ratios(entry: Entry, n: int) -> Values:
@@ -286,7 +286,7 @@ def rescaling(entry: Entry, kind: str) -> Values:
     unit = Rescaled(base, np.sqrt(base.column_norms_squared()))
     for key, strategy in (("base", base), ("colnorm", unit), ("opt_rescale", rescale(base, A, order))):
         yield Value(
-            entry["id"], f"rmse_{key}", entry[f"rmse_{key}"], error.rmse(strategy, A, order),
+            entry["id"], f"rmse_{key}", entry[f"rmse_{key}"], registry.rmse(strategy, A, order),
             "least" if key == "opt_rescale" else "same", reason=STOPPED,
         )  # fmt: skip
 

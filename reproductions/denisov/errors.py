@@ -17,9 +17,8 @@ from anyorder import workload as W
 from anyorder.participation import SingleEpoch
 from anyorder.strategy import Dense, Strategy, Tree
 from anyorder.strategy.dense import fit_dense
-from anyorder.strategy.error import row_variances
 from anyorder.strategy.low_rank import BandedLowRank
-from anyorder.strategy.sensitivity import sensitivity
+from anyorder.strategy.registry import row_variances, sensitivity
 from anyorder.workload import Workload
 from reproductions._claims import Claim, Curves, Run, judged
 from reproductions._powers import decided

@@ -14,8 +14,7 @@ from anyorder.audit import epsilon_lower_bound
 from anyorder.participation import SingleEpoch
 from anyorder.strategy import Dense, Strategy, Tree
 from anyorder.strategy.dense import fit_dense
-from anyorder.strategy.error import row_variances
-from anyorder.strategy.sensitivity import sensitivity
+from anyorder.strategy.registry import row_variances, sensitivity
 from reproductions._claims import Claim, Run, judged
 
 Floats = NDArray[np.float64]

@@ -9,7 +9,7 @@ import numpy as np
 from anyorder.accounting import gdp_epsilon
 from anyorder.accounting.curves import compose
 from anyorder.accounting.poisson import poisson_epsilon
-from anyorder.strategy import Tree, error
+from anyorder.strategy import Tree, registry
 from anyorder.workload import momentum
 from reproductions._claims import Claim, Curves, Run, judged
 from reproductions._powers import decided
@@ -173,7 +173,7 @@ def fig7c(run: Run) -> Iterator[Claim]:
     workload = momentum(n, 0.9)
     mean, late = [], []
     for name in ("vanilla", "online"):
-        found = error.row_variances(Tree(n, name), workload)
+        found = registry.row_variances(Tree(n, name), workload)
         mean.append(math.sqrt(found.mean()))
         late.append(math.sqrt(found.max()))
     ratio = mean[0] / mean[1]

@@ -12,7 +12,7 @@ from scipy.stats import chi2, norm
 from anyorder.accounting import gdp_epsilon
 from anyorder.participation import FixedOrder, KnownOrder, MinSeparation, SingleEpoch
 from anyorder.strategy import Tree
-from anyorder.strategy.sensitivity import sensitivity, unit_sensitivities
+from anyorder.strategy.registry import sensitivity, unit_sensitivities
 from reproductions._claims import Claim, Curves, Run, judged
 
 

@@ -10,7 +10,7 @@ from anyorder.accounting import gdp_mu
 from anyorder.accounting.poisson import calibrate_poisson
 from anyorder.participation import EpochShuffle, FixedOrder, SingleEpoch
 from anyorder.patterns import Participation
-from anyorder.strategy import Independent, Tree, error
+from anyorder.strategy import Independent, Tree, registry
 from anyorder.workload import Workload, momentum, prefix_sum
 from reproductions._claims import Claim, Curves, Run, judged
 from reproductions._powers import decided
@@ -18,7 +18,7 @@ from reproductions._powers import decided
 
 def variances(tree: Tree) -> np.ndarray:
     """Of each prefix sum, at noise 1 on a node."""
-    return error.row_variances(tree, prefix_sum(tree.n))
+    return registry.row_variances(tree, prefix_sum(tree.n))
 
 
 def variance(run: Run) -> Iterator[Claim]:
@@ -73,8 +73,8 @@ def against_n(run: Run) -> Iterator[Claim]:
     for n in sizes:
         one = SingleEpoch(n)
         steps.append(calibrate_poisson(1.0, 1e-6, 1 / n, n))
-        last["DP-FTRL"].append((n, error.rmse(Tree(n, "online"), prefix_sum(n), one) / mu))
-        plain = error.rmse(Independent(n), prefix_sum(n), one)
+        last["DP-FTRL"].append((n, registry.rmse(Tree(n, "online"), prefix_sum(n), one) / mu))
+        plain = registry.rmse(Independent(n), prefix_sum(n), one)
         last["DP-SGD, amplified"].append((n, plain * steps[-1]))
         last["DP-SGD, not amplified"].append((n, plain / mu))
     slope = math.log(steps[-1] / steps[0]) / math.log(sizes[-1] / sizes[0])
@@ -131,7 +131,7 @@ SETTINGS = (
 
 def noise(tree: Tree, participation: Participation, workload: Workload) -> float:
     """In the iterates, at equal epsilon: sens times the root mean square."""
-    return error.rmse(tree, workload, participation)
+    return registry.rmse(tree, workload, participation)
 
 
 def completion(run: Run) -> Iterator[Claim]:

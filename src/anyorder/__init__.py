@@ -44,8 +44,7 @@ if TYPE_CHECKING:
     from anyorder.plan.planner import compare, plan
     from anyorder.release.release import Release
     from anyorder.sampling.samplers import FixedOrderSampler
-    from anyorder.strategy.error import rmse
-    from anyorder.strategy.sensitivity import sensitivity, unit_sensitivities
+    from anyorder.strategy.registry import rmse, sensitivity, unit_sensitivities
     from anyorder.training.engine import PrivacyEngine
     from anyorder.training.metrics import Metrics
     from anyorder.training.optimizers import FTRL, Public
@@ -107,8 +106,7 @@ _MODULES = {
     "plan.planner": ("compare", "plan"),
     "release.release": ("Release",),
     "sampling.samplers": ("FixedOrderSampler",),
-    "strategy.error": ("rmse", "max_loss", "last_loss"),
-    "strategy.sensitivity": ("sensitivity", "unit_sensitivities"),
+    "strategy.registry": ("rmse", "sensitivity", "unit_sensitivities"),
     "training.engine": ("PrivacyEngine",),
     "training.metrics": ("Metrics",),
     "training.optimizers": ("FTRL", "Public"),
@@ -116,7 +114,6 @@ _MODULES = {
 """Module -> the names that are from it; what is in `__all__` besides are packages."""
 
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
-_OLD = ("max_loss", "last_loss")  # names that warn
 
 
 def _module_of(name: str) -> ModuleType:
@@ -147,8 +144,6 @@ if not TYPE_CHECKING:  # which sees the imports above, and tells of names that a
 
     def __getattr__(name: str) -> Any:
         found = _module_of(name)
-        if name in _OLD:
-            return found.renamed(name)
         return globals().setdefault(name, getattr(found, name) if name in _MODULE_OF else found)
 
 

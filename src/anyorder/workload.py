@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from anyorder import checks
-from anyorder._filters import lfilter
+from anyorder._numerics import lfilter
 from anyorder.checks import SetOnce, final
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.formats import inflate

@@ -7,7 +7,7 @@ import pytest
 
 from anyorder.errors import PlanError
 from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, SingleEpoch
-from anyorder.strategy.sensitivity import sensitivity, unit_sensitivities
+from anyorder.strategy.registry import sensitivity, unit_sensitivities
 from laws.cases import PARTICIPATIONS, SAMPLED, STRATEGIES, over
 from oracles import attained_squared, random_separated
 

@@ -29,7 +29,7 @@ from anyorder.participation import (
 )
 from anyorder.patterns import Participation
 from anyorder.strategy import Banded, Independent, Strategy, ToeplitzBanded
-from anyorder.strategy.error import row_variances
+from anyorder.strategy.registry import row_variances
 from anyorder.strategy.restarted_blt import RestartedBLT
 from anyorder.workload import momentum, prefix_sum
 

@@ -7,14 +7,14 @@ from anyorder import workload as W
 from anyorder.errors import PlanError
 from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, SingleEpoch
 from anyorder.patterns import Participation
-from anyorder.strategy import BLT, Banded, Independent, error
+from anyorder.strategy import BLT, Banded, Independent, registry
 from anyorder.strategy.banded import _BandedLoss, fit_banded
 from anyorder.strategy.blt import fit_blt
 from anyorder.strategy.dense import fit_dense
 from anyorder.strategy.fitting import disjoint
+from anyorder.strategy.registry import sensitivity
 from anyorder.strategy.rescaled import _RescaledLoss as RescaleLoss
 from anyorder.strategy.rescaled import rescale
-from anyorder.strategy.sensitivity import sensitivity
 from anyorder.strategy.toeplitz import Problem, fit_toeplitz
 from optimize.test_toeplitz import slope
 from references import reference
@@ -30,14 +30,14 @@ def test_banded_loss_and_gradient(participation: Participation) -> None:
     np.testing.assert_allclose(gradient, slope(loss, x), rtol=1e-5, atol=1e-7 * np.abs(gradient).max())
     strategy = Banded(loss.unpack(x)[0])
     assert sensitivity(strategy, participation).value == pytest.approx(1)
-    assert value == pytest.approx(n * error.rmse(strategy, A, participation) ** 2)
+    assert value == pytest.approx(n * registry.rmse(strategy, A, participation) ** 2)
 
 
 @pytest.mark.parametrize(("n", "bands"), [(64, 4), (256, 8)])
 def test_column_normalised_bands_are_no_worse_than_published(n: int, bands: int) -> None:
     found = fit_banded(W.prefix_sum(n), SingleEpoch(n), bands)
     published = reference(f"colnorm_banded_opt_n{n}_b{bands}")["rmse"]
-    assert error.rmse(found, W.prefix_sum(n), SingleEpoch(n)) <= published * (1 + 1e-5)
+    assert registry.rmse(found, W.prefix_sum(n), SingleEpoch(n)) <= published * (1 + 1e-5)
 
 
 def test_bands_of_separated_participations() -> None:
@@ -47,16 +47,16 @@ def test_bands_of_separated_participations() -> None:
     bound = sensitivity(found, participation)
     assert bound.exact
     assert bound.value == pytest.approx(8**0.5)
-    assert error.rmse(found, A, participation) <= values["sensitivity"] * values["mean_error"] ** 0.5 * (1 + 1e-5)
+    assert registry.rmse(found, A, participation) <= values["sensitivity"] * values["mean_error"] ** 0.5 * (1 + 1e-5)
     toeplitz = fit_toeplitz(Problem(A, participation), 16)
-    assert error.rmse(found, A, participation) < error.rmse(toeplitz, A, participation)
+    assert registry.rmse(found, A, participation) < registry.rmse(toeplitz, A, participation)
 
 
 def test_known_order_gains_by_unequal_columns() -> None:
     A = W.prefix_sum(96)
     fixed, separated = FixedOrder(96, 4, 24), MinSeparation(96, 24, 4)
-    unequal = error.rmse(fit_banded(A, fixed, 24), A, fixed)
-    equal = error.rmse(fit_banded(A, separated, 24), A, separated)
+    unequal = registry.rmse(fit_banded(A, fixed, 24), A, fixed)
+    equal = registry.rmse(fit_banded(A, separated, 24), A, separated)
     assert fit_dense(A, fixed).lower < unequal < 0.99 * equal
 
 
@@ -74,7 +74,7 @@ def test_shuffled_epochs_keep_their_bands_apart() -> None:
     bound = sensitivity(found, participation)
     assert bound.value == pytest.approx(1)
     assert found.num_bands == 6
-    assert error.rmse(found, A, participation) < 0.7 * error.rmse(Independent(48), A, participation)
+    assert registry.rmse(found, A, participation) < 0.7 * registry.rmse(Independent(48), A, participation)
 
 
 @pytest.mark.parametrize(
@@ -95,14 +95,14 @@ def test_rescaling_gradient_and_gain(participation: Participation) -> None:
     np.testing.assert_allclose(loss(x)[1], slope(loss, x), rtol=1e-5, atol=1e-6 * loss(x)[0])
     scaled = rescale(base, A, participation)
     assert sensitivity(scaled, participation).value == pytest.approx(1)
-    assert error.rmse(scaled, A, participation) < error.rmse(base, A, participation)
-    assert error.rmse(scaled, A, participation) >= fit_dense(A, participation).lower
+    assert registry.rmse(scaled, A, participation) < registry.rmse(base, A, participation)
+    assert registry.rmse(scaled, A, participation) >= fit_dense(A, participation).lower
 
 
 def test_rescaling_gains_what_was_published() -> None:
     A, participation = W.prefix_sum(1000), FixedOrder(1000, 10, 100)
     base = fit_blt(A, participation, 2)
-    assert error.rmse(rescale(base, A, participation), A, participation) <= 11.8902 * (1 + 1e-4)
+    assert registry.rmse(rescale(base, A, participation), A, participation) <= 11.8902 * (1 + 1e-4)
 
 
 def test_rescaling_needs_to_know_the_steps() -> None:

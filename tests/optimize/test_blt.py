@@ -9,11 +9,10 @@ from anyorder import workload as W
 from anyorder.errors import PlanError
 from anyorder.participation import EpochShuffle, FixedOrder, MinSeparation, SingleEpoch
 from anyorder.patterns import Participation
-from anyorder.strategy import BLT, error
+from anyorder.strategy import BLT, registry
 from anyorder.strategy.blt import BLTLoss, _stepped, fit_blt, fit_blts, series_loss
-from anyorder.strategy.error import row_variances
 from anyorder.strategy.fitting import descend
-from anyorder.strategy.sensitivity import sensitivity
+from anyorder.strategy.registry import row_variances, sensitivity
 from anyorder.strategy.toeplitz import Problem
 from laws.cases import over
 from optimize.test_toeplitz import slope
@@ -54,7 +53,7 @@ def test_loss_is_what_error_says() -> None:
     A, participation = W.momentum(N, 0.8), MinSeparation(N, 7, 3)
     strategy = BLT(np.exp(-np.exp(POINT[:2])), np.exp(POINT[2:]), N)
     value, _ = _stepped(BLTLoss(A, participation, "mean"), POINT)
-    assert value == pytest.approx(error.rmse(strategy, A, participation) ** 2)
+    assert value == pytest.approx(registry.rmse(strategy, A, participation) ** 2)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +68,7 @@ def test_loss_is_what_error_says() -> None:
 def test_mean_error_targets(n: int, k: int, b: int, buffers: int, target: float, name: str) -> None:
     A, participation = W.prefix_sum(n), MinSeparation(n, b, k)
     found = fit_blt(A, participation, buffers)
-    loss = error.rmse(found, A, participation)
+    loss = registry.rmse(found, A, participation)
     assert loss <= target
     assert loss <= scenario(name, f"BLT{buffers}_mean")["rmse"] * (1 + 1e-6)
 
@@ -77,10 +76,10 @@ def test_mean_error_targets(n: int, k: int, b: int, buffers: int, target: float,
 def test_fit_knows_the_workload() -> None:
     participation = FixedOrder(1000, 10, 100)
     A = W.momentum(1000, 0.9)
-    assert error.rmse(fit_blt(A, participation, 2), A, participation) <= 92.1
+    assert registry.rmse(fit_blt(A, participation, 2), A, participation) <= 92.1
     B = W.momentum(1000, 0.9, W.cosine(1000))
-    assert error.rmse(fit_blt(B, participation, 2), B, participation) <= 69.25
-    assert error.last_error(fit_blt(B, participation, 2, "last"), B, participation) <= 68.03
+    assert registry.rmse(fit_blt(B, participation, 2), B, participation) <= 69.25
+    assert registry.last_error(fit_blt(B, participation, 2, "last"), B, participation) <= 68.03
 
 
 @pytest.mark.parametrize(
@@ -101,9 +100,9 @@ def test_a_million_steps() -> None:
     n = 1_000_000
     A = W.prefix_sum(n)
     found = fit_blt(A, SingleEpoch(n), 4)
-    assert error.rmse(found, A, SingleEpoch(n)) < 1.01 * (np.log(n) / np.pi + 0.9)
+    assert registry.rmse(found, A, SingleEpoch(n)) < 1.01 * (np.log(n) / np.pi + 0.9)
     often = fit_blt(A, FixedOrder(n, 10, n // 10), 2)
-    assert error.rmse(often, A, FixedOrder(n, 10, n // 10)) < 0.05 * np.sqrt(10 * n / 2)
+    assert registry.rmse(often, A, FixedOrder(n, 10, n // 10)) < 0.05 * np.sqrt(10 * n / 2)
 
 
 def test_a_long_schedule_is_cut_into_segments(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +110,7 @@ def test_a_long_schedule_is_cut_into_segments(monkeypatch: pytest.MonkeyPatch) -
     A, participation = W.momentum(n, 0.9, W.cosine(n)), FixedOrder(n, 3, 50)
     exact = fit_blt(A, participation, 2)
     monkeypatch.setattr("anyorder.strategy.blt.DENSE_STEPS", 50)
-    for objective, loss in (("mean", error.rmse), ("last", error.last_error)):
+    for objective, loss in (("mean", registry.rmse), ("last", registry.last_error)):
         approximate = fit_blt(A, participation, 2, objective)
         assert loss(approximate, A, participation) < 1.01 * loss(exact, A, participation)
     with pytest.raises(PlanError, match="custom workload"):

@@ -8,10 +8,10 @@ from anyorder.errors import PlanError
 from anyorder.optimize import lower_bound
 from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, SingleEpoch
 from anyorder.patterns import Participation
-from anyorder.strategy import BLT, BandedInverse, Dense, Independent, SquareRoot, Tree, error
+from anyorder.strategy import BLT, BandedInverse, Dense, Independent, SquareRoot, Tree, registry
 from anyorder.strategy.dense import fit_dense
 
-LOSSES = {"mean": error.rmse, "max": error.max_error, "last": error.last_error}
+LOSSES = {"mean": registry.rmse, "max": registry.max_error, "last": registry.last_error}
 N = 54
 WORKLOADS = {
     "prefix": W.prefix_sum(N),
@@ -66,7 +66,7 @@ def test_cheap_bound_of_a_long_run() -> None:
     A, p = W.prefix_sum(20_000), SingleEpoch(20_000)
     # between Matousek, Nikolov & Talwar's lower bound and the square root's error
     bound = lower_bound(A, p)
-    assert np.log(2e4) / np.pi + 0.5 < bound < error.rmse(SquareRoot(20_000), A, p)
+    assert np.log(2e4) / np.pi + 0.5 < bound < registry.rmse(SquareRoot(20_000), A, p)
 
 
 def test_last_iterate_is_its_own_sensitivity() -> None:

@@ -10,10 +10,10 @@ from anyorder import workload as W
 from anyorder.errors import PlanError
 from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, PoissonSampling, SingleEpoch
 from anyorder.patterns import Participation
-from anyorder.strategy import Dense, error
+from anyorder.strategy import Dense, registry
 from anyorder.strategy.dense import Optimum, certified_bound, fit_dense, least_error, optimum
 from anyorder.strategy.fitting import disjoint
-from anyorder.strategy.sensitivity import sensitivity
+from anyorder.strategy.registry import sensitivity
 from references import load, reference
 
 # Root-scale optima of the prefix sum, one participation, by an independent dual ascent: within 1e-8 of optimal.
@@ -75,7 +75,7 @@ def test_the_claim_is_the_truth(participation: Participation, objective: str) ->
     bound = sensitivity(strategy, participation)
     assert bound.value == pytest.approx(1, rel=1e-9)
     assert bound.exact
-    loss = {"mean": error.rmse, "max": error.max_error}[objective]
+    loss = {"mean": registry.rmse, "max": registry.max_error}[objective]
     assert found.upper == pytest.approx(loss(strategy, A, participation), rel=1e-9)
     assert found.lower <= found.upper <= found.lower * (1 + tolerance)
 
@@ -89,10 +89,10 @@ def test_no_strategy_is_below_the_bound(participation: Participation) -> None:
         for _ in range(10):
             C = best.C + size * np.tril(rng.standard_normal((12, 12)))
             np.fill_diagonal(C, np.abs(np.diag(C)))
-            assert error.rmse(Dense(C), A, participation) >= best.lower
+            assert registry.rmse(Dense(C), A, participation) >= best.lower
             # nor for other signs of the columns, which only the bound over all vectors covers
             signs = np.where(rng.random(12) < 0.5, -1.0, 1.0)
-            assert error.rmse(Dense(np.diag(signs) @ C @ np.diag(signs)), A, participation) >= best.lower
+            assert registry.rmse(Dense(np.diag(signs) @ C @ np.diag(signs)), A, participation) >= best.lower
 
 
 def test_a_unit_in_every_step_needs_orthogonal_columns() -> None:
@@ -128,9 +128,9 @@ def test_shuffled_epochs_start_anew() -> None:
     X = found.C.T @ found.C
     assert np.abs(X[:8, 8:]).max() < 1e-12
     assert sensitivity(Dense(found.C), participation).value == pytest.approx(1, rel=1e-9)
-    assert found.lower <= found.upper == pytest.approx(error.rmse(Dense(found.C), A, participation), rel=1e-9)
+    assert found.lower <= found.upper == pytest.approx(registry.rmse(Dense(found.C), A, participation), rel=1e-9)
     tilted = Dense(found.C * np.repeat([1.0, 1.1, 1.0], 8))  # another division between the epochs
-    assert error.rmse(tilted, A, participation) > found.upper
+    assert registry.rmse(tilted, A, participation) > found.upper
 
 
 def test_separated_participations_do_not_meet() -> None:
@@ -148,7 +148,7 @@ def test_separated_participations_do_not_meet() -> None:
 def test_objectives_are_traded(participation: Participation) -> None:
     A = W.prefix_sum(24)
     strategies = {o: Dense(fit_dense(A, participation, o).C) for o in ("mean", "max", "last")}
-    for objective, loss in {"mean": error.rmse, "max": error.max_error, "last": error.last_error}.items():
+    for objective, loss in {"mean": registry.rmse, "max": registry.max_error, "last": registry.last_error}.items():
         values = {o: loss(strategy, A, participation) for o, strategy in strategies.items()}
         assert values[objective] == min(values.values()), (objective, values)
 

@@ -1,4 +1,4 @@
-"""`fit`, `choose` and the cache."""
+"""`fit`, `choose` and the fitting."""
 
 import json
 from pathlib import Path
@@ -14,9 +14,8 @@ from anyorder.optimize import choose, fit, lower_bound
 from anyorder.optimize.candidates import Candidate, rows_touched
 from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, PoissonSampling, SingleEpoch
 from anyorder.patterns import Participation
-from anyorder.strategy import BLT, BandedInverse, Dense, Independent, Strategy, cache, error
-from anyorder.strategy.registry import from_dict
-from anyorder.strategy.sensitivity import sensitivity
+from anyorder.strategy import BLT, BandedInverse, Dense, Independent, Strategy, fitting, registry
+from anyorder.strategy.registry import from_dict, sensitivity
 
 SIZES = {
     "dense": {},
@@ -33,7 +32,7 @@ PARTICIPATIONS = [
     EpochShuffle(4, 6),
     KnownOrder([[t % 5, 5 + t % 7] for t in range(24)]),
 ]
-LOSSES = {"mean": error.rmse, "max": error.max_error, "last": error.last_error}
+LOSSES = {"mean": registry.rmse, "max": registry.max_error, "last": registry.last_error}
 
 
 @pytest.mark.parametrize(
@@ -168,7 +167,7 @@ def answers(count: list[int]) -> Strategy:
 
 
 def ask(count: list[int], question: dict) -> Strategy:
-    return cache.remember(question, lambda: answers(count), encode=lambda found: found.to_dict(), decode=from_dict)
+    return fitting.remember(question, lambda: answers(count), encode=lambda found: found.to_dict(), decode=from_dict)
 
 
 def test_an_answer_is_kept(folder: Path) -> None:
@@ -192,7 +191,7 @@ def test_a_damaged_entry_is_computed_anew(folder: Path) -> None:
         assert len(count) == before + 1
         assert path.read_text() == whole
     value = {"kind": "unknown"}  # well-formed, but of no use
-    path.write_text(json.dumps({"digest": cache._digest(value), "value": value}))
+    path.write_text(json.dumps({"digest": fitting._digest(value), "value": value}))
     assert ask(count, {"a": 1}) == Independent(3)
 
 
@@ -203,7 +202,7 @@ def test_a_folder_that_cannot_be_written_is_done_without(monkeypatch: pytest.Mon
     assert ask(count, {"a": 1}) == ask(count, {"a": 1}) == Independent(3)
     assert len(count) == 2
     monkeypatch.setenv("ANYORDER_CACHE", "off")
-    assert cache.folder() is None
+    assert fitting.cache_folder() is None
 
 
 def test_the_folder_is_the_platforms(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -215,15 +214,15 @@ def test_the_folder_is_the_platforms(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     expected = {"linux": ".cache", "darwin": "Library/Caches", "win32": "local"}
     for platform, part in expected.items():
         monkeypatch.setattr("sys.platform", platform)
-        assert cache.folder() == tmp_path / part / "anyorder"
+        assert fitting.cache_folder() == tmp_path / part / "anyorder"
     monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert cache.folder() == tmp_path / "xdg" / "anyorder"
+    assert fitting.cache_folder() == tmp_path / "xdg" / "anyorder"
 
 
 def test_the_key_is_the_content() -> None:
-    assert cache.key({"a": 1, "b": [2.0]}) == cache.key({"b": [2.0], "a": 1})
-    assert cache.key({"a": 1}) != cache.key({"a": 2})
+    assert fitting.cache_key({"a": 1, "b": [2.0]}) == fitting.cache_key({"b": [2.0], "a": 1})
+    assert fitting.cache_key({"a": 1}) != fitting.cache_key({"a": 2})
 
 
 def test_fits_are_kept_and_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,7 @@ from anyorder.optimize import candidates, choose, fit
 from anyorder.optimize.candidates import fit_named
 from anyorder.participation import FixedOrder, KnownOrder, MinSeparation, SingleEpoch
 from anyorder.strategy import BLT, Banded, Dense, Independent, Tree
-from anyorder.strategy.error import rmse
-from anyorder.strategy.registry import KINDS, Kind
+from anyorder.strategy.registry import KINDS, Kind, rmse
 from anyorder.workload import prefix_sum
 
 A, ORDER = prefix_sum(24), FixedOrder(24, k=2, b=12)

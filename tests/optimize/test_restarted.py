@@ -7,11 +7,10 @@ from anyorder import workload as W
 from anyorder.errors import PlanError
 from anyorder.optimize import choose, fit
 from anyorder.participation import EpochShuffle, FixedOrder
-from anyorder.strategy import error
+from anyorder.strategy import registry
 from anyorder.strategy.dense import fit_dense
-from anyorder.strategy.error import row_variances
+from anyorder.strategy.registry import row_variances, sensitivity
 from anyorder.strategy.restarted_blt import RestartedBLT, _EpochLoss, epoch_gram, fits_restarted
-from anyorder.strategy.sensitivity import sensitivity
 from optimize.test_toeplitz import slope
 
 POINT = np.array([-3.0, -0.5, -1.0, -2.0, -0.3])
@@ -62,19 +61,19 @@ def test_near_the_dense_optimum_of_its_kind(momentum: float) -> None:
     """3 % from all C that start anew, where a BLT that goes on is 15 % and more away."""
     A, participation = W.momentum(240, momentum), EpochShuffle(4, 60)
     best = fit_dense(A, participation).upper
-    losses = [error.rmse(strategy, A, participation) for strategy in fits_restarted(A, participation, 3)]
+    losses = [registry.rmse(strategy, A, participation) for strategy in fits_restarted(A, participation, 3)]
     assert losses == pytest.approx(sorted(losses, reverse=True), rel=1e-9)
     assert losses[0] < 1.08 * best
     assert losses[1] < 1.03 * best
     assert best <= losses[2] * (1 + 1e-6)
-    blt = error.rmse(fit("blt", A, participation, buffers=3), A, participation)
+    blt = registry.rmse(fit("blt", A, participation, buffers=3), A, participation)
     assert blt > 1.15 * losses[1]
 
 
 def test_the_maximum_and_the_last_are_fitted_where_asked() -> None:
     A, participation = W.momentum(240, 0.9), EpochShuffle(4, 60)
     mean = fit("restarted_blt", A, participation, buffers=2)
-    for objective, loss, factor in (("max", error.max_error, 0.89), ("last", error.last_error, 0.81)):
+    for objective, loss, factor in (("max", registry.max_error, 0.89), ("last", registry.last_error, 0.81)):
         found = fit("restarted_blt", A, participation, objective, buffers=2)
         assert loss(found, A, participation) < factor * loss(mean, A, participation)
         assert sensitivity(found, participation).value == pytest.approx(1)
@@ -86,12 +85,12 @@ def test_shares_are_the_best() -> None:
     assert isinstance(best, RestartedBLT)
     assert np.square(best.shares).sum() == pytest.approx(1)
     assert sensitivity(best, participation).value == pytest.approx(1)
-    least = error.rmse(best, A, participation)
+    least = registry.rmse(best, A, participation)
     for e in range(3):
         for factor in (0.9, 1.1):
             shares = best.shares * np.where(np.arange(3) == e, factor, 1.0)
             other = RestartedBLT(best.decays, best.scales, best.totals, shares, 60, 20)
-            assert error.rmse(other, A, participation) > least
+            assert registry.rmse(other, A, participation) > least
 
 
 def test_many_epochs_share_their_fits() -> None:
@@ -100,7 +99,7 @@ def test_many_epochs_share_their_fits() -> None:
     assert isinstance(found, RestartedBLT)
     assert found.num_epochs == 40
     assert len(np.unique(found.decays)) == 8
-    assert error.rmse(found, A, participation) < 1.1 * fit_dense(A, participation).upper
+    assert registry.rmse(found, A, participation) < 1.1 * fit_dense(A, participation).upper
 
 
 def test_long_runs_are_chosen() -> None:

@@ -10,9 +10,9 @@ from anyorder import workload as W
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.participation import EpochShuffle, FixedOrder, MinSeparation, SingleEpoch
 from anyorder.patterns import Participation
-from anyorder.strategy import Dense, ToeplitzBanded, error
+from anyorder.strategy import Dense, ToeplitzBanded, registry
 from anyorder.strategy.banded_inverse import fit_banded_inverse, fits_banded_inverse
-from anyorder.strategy.sensitivity import sensitivity
+from anyorder.strategy.registry import sensitivity
 from anyorder.strategy.toeplitz import Problem, fit_toeplitz, fits_toeplitz, reciprocal
 from references import reference, scenario
 
@@ -95,14 +95,16 @@ def test_reciprocal_gradient() -> None:
 def test_banded_toeplitz_targets(bands: int, target: float) -> None:
     A, participation = W.prefix_sum(1000), MinSeparation(1000, 100, 10)
     found = fit_toeplitz(Problem(A, participation), bands)
-    assert error.rmse(found, A, participation) <= target
-    assert error.rmse(found, A, participation) <= scenario("n1000_k10_b100", f"BandToep_p{bands}")["rmse"] * (1 + 1e-6)
+    assert registry.rmse(found, A, participation) <= target
+    assert registry.rmse(found, A, participation) <= scenario("n1000_k10_b100", f"BandToep_p{bands}")["rmse"] * (
+        1 + 1e-6
+    )
 
 
 @pytest.mark.parametrize("participation", [FixedOrder(1000, 10, 100), MinSeparation(1000, 100, 10)], ids=repr)
 def test_banded_inverse_target(participation: Participation) -> None:
     A = W.prefix_sum(1000)
-    assert error.rmse(fit_banded_inverse(Problem(A, participation), 16), A, participation) <= 12.24
+    assert registry.rmse(fit_banded_inverse(Problem(A, participation), 16), A, participation) <= 12.24
 
 
 @pytest.mark.parametrize(("n", "b", "bands"), [(256, 64, 4), (512, 128, 8)])
@@ -110,7 +112,7 @@ def test_banded_inverse_is_no_worse_than_published(n: int, b: int, bands: int) -
     A, participation = W.prefix_sum(n), MinSeparation(n, b)
     values = reference(f"bandinv_opt_n{n}_b{bands}_minsep{b}")
     found = fit_banded_inverse(Problem(A, participation), bands)
-    assert error.rmse(found, A, participation) <= values["sensitivity"] * values["mean_error"] ** 0.5 * (1 + 1e-6)
+    assert registry.rmse(found, A, participation) <= values["sensitivity"] * values["mean_error"] ** 0.5 * (1 + 1e-6)
 
 
 @pytest.mark.parametrize("fit", [fit_toeplitz, fit_banded_inverse])
@@ -130,7 +132,7 @@ def test_more_bands_are_never_worse(fit, participation: Participation) -> None:
 def test_objectives_are_traded(objective: str) -> None:
     A = W.momentum(96, 0.9, W.cosine(96))
     participation = FixedOrder(96, 3, 32)
-    loss = {"max": error.max_error, "last": error.last_error}[objective]
+    loss = {"max": registry.max_error, "last": registry.last_error}[objective]
     aware = fit_toeplitz(Problem(A, participation, objective), 16)
     mean = fit_toeplitz(Problem(A, participation), 16)
     assert loss(aware, A, participation) < loss(mean, A, participation)
@@ -141,7 +143,7 @@ def test_the_full_toeplitz_optimum_of_the_maximum_is_the_square_root_or_better()
     root = reference("sqrt_toeplitz_prefix_n64")
     found = fit_toeplitz(Problem(A, SingleEpoch(64), "max"), 64)
     best = root["sensitivity"] * root["max_error"] ** 0.5
-    assert 0.995 * best < error.max_error(found, A, SingleEpoch(64)) <= best * (1 + 1e-9)
+    assert 0.995 * best < registry.max_error(found, A, SingleEpoch(64)) <= best * (1 + 1e-9)
 
 
 def test_refusals() -> None:
@@ -160,5 +162,5 @@ def test_more_bands_are_never_worse_in_shuffled_epochs(k: int, momentum: float) 
     A, participation = W.momentum(64, momentum), EpochShuffle(k, 64 // k)
     for fits in (fits_banded_inverse, fits_toeplitz):
         found = fits(Problem(A, participation), [2, 4, 8, 16, 32])
-        losses = [error.rmse(strategy, A, participation) for strategy in found]
+        losses = [registry.rmse(strategy, A, participation) for strategy in found]
         assert losses == pytest.approx(sorted(losses, reverse=True), rel=1e-9)

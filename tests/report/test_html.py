@@ -38,7 +38,7 @@ from anyorder.plan.cost import is_large
 from anyorder.plan.plan import Plan
 from anyorder.plan.planner import plan_at_sigma, with_budget
 from anyorder.strategy import Independent, Tree
-from anyorder.strategy.error import row_variances
+from anyorder.strategy.registry import row_variances
 from anyorder.workload import prefix_sum
 from report import pages as made
 from report.pages import certified, claims, read, text

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from anyorder.errors import ArgumentError, TrainingError
-from anyorder.sampling.batch_identity import Batch, BatchIdentity
+from anyorder.sampling.loader import Batch, BatchIdentity
 
 ROWS = 4
 

@@ -6,8 +6,8 @@ import pytest
 from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, SingleEpoch
 from anyorder.patterns import Participation, Separated
 from anyorder.strategy import Banded, Dense, SquareRoot, Strategy, ToeplitzBanded, banded, toeplitz
-from anyorder.strategy.gram import banded_bound
-from anyorder.strategy.sensitivity import sensitivity, unit_sensitivities
+from anyorder.strategy.registry import sensitivity, unit_sensitivities
+from anyorder.strategy.sensitivity import banded_bound
 from oracles import attained_squared, random_separated
 from references import reference
 

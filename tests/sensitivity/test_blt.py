@@ -5,8 +5,8 @@ import pytest
 
 from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, SingleEpoch
 from anyorder.strategy import BLT, blt, toeplitz
-from anyorder.strategy.bound import visits
-from anyorder.strategy.sensitivity import sensitivity, unit_sensitivities
+from anyorder.strategy.registry import sensitivity, unit_sensitivities
+from anyorder.strategy.sensitivity import visits
 from oracles import attained_squared
 from references import reference
 

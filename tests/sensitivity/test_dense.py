@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, SingleEpoch
 from anyorder.patterns import PerEpoch
-from anyorder.strategy import Dense, Independent, Tree, gram
-from anyorder.strategy.bound import Bound
-from anyorder.strategy.gram import gram_bound
-from anyorder.strategy.sensitivity import sensitivity, unit_sensitivities
+from anyorder.strategy import Dense, Independent, Tree
+from anyorder.strategy import sensitivity as bounds
+from anyorder.strategy.registry import sensitivity, unit_sensitivities
+from anyorder.strategy.sensitivity import Bound, gram_bound
 from oracles import attained_squared
 from references import load
 
@@ -62,7 +62,7 @@ def test_signs_that_balance_are_exact() -> None:
 @pytest.fixture
 def no_lists(monkeypatch: pytest.MonkeyPatch) -> None:
     """Patterns are never few enough to be tried one by one."""
-    monkeypatch.setattr(gram, "_MAX_PATTERNS", 0)
+    monkeypatch.setattr(bounds, "_MAX_PATTERNS", 0)
 
 
 @pytest.mark.usefixtures("no_lists")
@@ -141,7 +141,7 @@ def test_independent_counts_steps() -> None:
 
 def test_refusals() -> None:
     with pytest.raises(PlanError, match="at most 4096 steps, got 5000"):
-        gram.matrix_bound(Independent(5000), SingleEpoch(5000))
+        bounds.matrix_bound(Independent(5000), SingleEpoch(5000))
     with pytest.raises(ArgumentError, match="order must be a KnownOrder"):
         unit_sensitivities(Independent(3), SingleEpoch(3))  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="value"):

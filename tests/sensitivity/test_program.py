@@ -5,10 +5,9 @@ import pytest
 
 from anyorder.participation import FixedOrder, KnownOrder, MinSeparation
 from anyorder.strategy import BandedInverse, Dense
-from anyorder.strategy import gram as program
-from anyorder.strategy.bound import Bound
-from anyorder.strategy.gram import GAP, gram_program, refined
-from anyorder.strategy.sensitivity import sensitivity, unit_sensitivities
+from anyorder.strategy import sensitivity as bounds
+from anyorder.strategy.registry import sensitivity, unit_sensitivities
+from anyorder.strategy.sensitivity import GAP, Bound, gram_program, refined
 from oracles import attained_squared
 
 PENTAGON = np.array([[1.0 if i == j else np.cos(4 * np.pi * (i - j) / 5) for i in range(5)] for j in range(5)])
@@ -49,7 +48,7 @@ def test_both_sides_meet_and_enclose_what_vectors_reach(m: int) -> None:
 
 
 def test_an_unfinished_climb_still_gives_an_upper_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "_SWEEPS", 20)
+    monkeypatch.setattr(bounds, "_SWEEPS", 20)
     X = gram(60, 0)
     reached, bound = gram_program(X)
     monkeypatch.undo()
@@ -87,7 +86,7 @@ def test_no_pattern_is_left_out_where_few_programs_are_solved(monkeypatch: pytes
     C = np.tril(rng.standard_normal((12, 12)), -1) + 2 * np.eye(12)
     rule = MinSeparation(12, 2, 4)
     full = sensitivity(Dense(C), rule)
-    monkeypatch.setattr(program, "MAX_WORK", 16)
+    monkeypatch.setattr(bounds, "MAX_WORK", 16)
     short = refined(Dense(C), rule.pattern, Bound(100.0, exact=False))
     reached = attained_squared(C, rule.patterns())
     assert short.value >= full.value * (1 - 1e-12)

@@ -7,8 +7,8 @@ import pytest
 
 from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, SingleEpoch
 from anyorder.strategy import BLT, Banded, BandedInverse, Dense, Independent, SquareRoot, Strategy, ToeplitzBanded, Tree
+from anyorder.strategy.registry import sensitivity, unit_sensitivities
 from anyorder.strategy.rescaled import Rescaled
-from anyorder.strategy.sensitivity import sensitivity, unit_sensitivities
 
 N = 48
 INNER: list[Callable[[], Strategy]] = [

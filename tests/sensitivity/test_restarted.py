@@ -8,8 +8,8 @@ import pytest
 
 from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, SingleEpoch
 from anyorder.patterns import Participation
+from anyorder.strategy.registry import sensitivity, unit_sensitivities
 from anyorder.strategy.restarted_blt import RestartedBLT
-from anyorder.strategy.sensitivity import sensitivity, unit_sensitivities
 from oracles import attained_squared
 
 SHARES = np.array([1.0, 0.8, 0.5, 0.9])

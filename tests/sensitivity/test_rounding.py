@@ -11,10 +11,9 @@ from anyorder.participation import FixedOrder, KnownOrder, MinSeparation, Single
 from anyorder.patterns import Participation
 from anyorder.strategy import BLT, Banded, BandedInverse, Dense, Independent, SquareRoot, Strategy, ToeplitzBanded, Tree
 from anyorder.strategy.low_rank import BandedLowRank
-from anyorder.strategy.registry import kind_of
+from anyorder.strategy.registry import kind_of, rounding, sensitivity
 from anyorder.strategy.rescaled import Rescaled
 from anyorder.strategy.restarted_blt import RestartedBLT
-from anyorder.strategy.sensitivity import rounding, sensitivity
 from laws.cases import PARTICIPATIONS, STRATEGIES
 from oracles import attained_squared
 

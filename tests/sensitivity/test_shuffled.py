@@ -5,10 +5,11 @@ import pytest
 
 from anyorder import workload
 from anyorder.participation import EpochShuffle
-from anyorder.strategy import BLT, BandedInverse, SquareRoot, gram
+from anyorder.strategy import BLT, BandedInverse, SquareRoot
+from anyorder.strategy import sensitivity as bounds
 from anyorder.strategy.blt import _shuffled as blt_bound
-from anyorder.strategy.gram import toeplitz_bound, two_point_bound
-from anyorder.strategy.sensitivity import sensitivity
+from anyorder.strategy.registry import sensitivity
+from anyorder.strategy.sensitivity import toeplitz_bound, two_point_bound
 from anyorder.strategy.toeplitz import Toeplitz, gram_matrix
 
 
@@ -34,7 +35,7 @@ def searched(weights: np.ndarray, k: int, s: int) -> float:
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("window", [1, 8])
 def test_never_below_the_enumerated_maximum(seed: int, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gram, "_WINDOW", window)
+    monkeypatch.setattr(bounds, "_WINDOW", window)
     rng = np.random.default_rng(seed)
     k, s = int(rng.integers(2, 5)), int(rng.integers(1, 6))
     n = k * s

@@ -8,7 +8,7 @@ import pytest
 from anyorder import workload
 from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, SingleEpoch
 from anyorder.strategy import BandedInverse, SquareRoot, Strategy, ToeplitzBanded
-from anyorder.strategy.sensitivity import sensitivity, unit_sensitivities
+from anyorder.strategy.registry import sensitivity, unit_sensitivities
 from anyorder.strategy.toeplitz import gram_matrix, majorant
 from oracles import attained_squared, random_separated
 from references import reference, scenario
@@ -159,7 +159,7 @@ def test_known_orders_of_very_long_runs_are_bounded(monkeypatch: pytest.MonkeyPa
         exact = unit_sensitivities(strategy, order)
         with monkeypatch.context() as patch:
             patch.setattr(sys.modules["anyorder.strategy.toeplitz"], "_MAX_COLUMNS", 0)
-            patch.setattr(sys.modules["anyorder.strategy.gram"], "PROGRAM_STEPS", 0)
+            patch.setattr(sys.modules["anyorder.strategy.sensitivity"], "PROGRAM_STEPS", 0)
             bounds = unit_sensitivities(strategy, order)
             assert not sensitivity(strategy, order).exact
         assert (bounds >= exact * (1 - 1e-12)).all()

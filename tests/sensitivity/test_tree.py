@@ -13,7 +13,7 @@ from anyorder.errors import PlanError
 from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, SingleEpoch
 from anyorder.patterns import Participation, Separated
 from anyorder.strategy import Tree
-from anyorder.strategy.sensitivity import sensitivity, unit_sensitivities
+from anyorder.strategy.registry import sensitivity, unit_sensitivities
 from references import load
 
 

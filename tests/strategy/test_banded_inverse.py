@@ -7,7 +7,7 @@ from anyorder import workload
 from anyorder.errors import ArgumentError
 from anyorder.participation import FixedOrder, SingleEpoch
 from anyorder.strategy import BandedInverse, SquareRoot
-from anyorder.strategy.sensitivity import sensitivity
+from anyorder.strategy.registry import sensitivity
 from references import reference, scenario
 
 

@@ -11,7 +11,7 @@ from anyorder.errors import ArgumentError
 from anyorder.participation import FixedOrder
 from anyorder.strategy import SquareRoot, ToeplitzBanded
 from anyorder.strategy import toeplitz as module
-from anyorder.strategy.sensitivity import sensitivity
+from anyorder.strategy.registry import sensitivity
 from anyorder.strategy.toeplitz import inverse_series, square_root_series
 from references import reference, scenario
 

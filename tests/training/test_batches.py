@@ -14,7 +14,7 @@ import anyorder as ao
 import processes
 from anyorder.errors import ArgumentError, TrainingError
 from anyorder.participation import MinSeparation
-from anyorder.sampling.batch_identity import Batch, BatchIdentity
+from anyorder.sampling.loader import Batch, BatchIdentity
 from training.test_engine import KEY, clipped_sum, network, weights
 
 ROWS, B = 24, 4

@@ -12,14 +12,16 @@ from typing import Any, Protocol, assert_never, overload
 
 from anyorder import checks
 from anyorder.accounting.amplification.claims import Amplified, curve_losses, transforms_of, variants_of
-from anyorder.accounting.amplification.methods import MonteCarlo
-from anyorder.accounting.amplification.secret_order import SampledOrder
+from anyorder.accounting.amplification.methods import Method, MonteCarlo
+from anyorder.accounting.amplification.secret_order import AmplifiedOrder, SampledOrder, SecretOrder
 from anyorder.accounting.bounded_range import Pair, RangeDraws
 from anyorder.accounting.gaussian import NEIGHBOURS, compose_mus, gdp_delta, gdp_epsilon
 from anyorder.accounting.poisson import Part, PoissonParts, check_sampled, mixed_delta, mixed_epsilon
 from anyorder.accounting.risk import TradeOff
+from anyorder.accounting.selection import Counts, Selection, Top, Uniform, over_sigma, refuse_selection
 from anyorder.checks import final
-from anyorder.errors import ArgumentError
+from anyorder.errors import ArgumentError, PlanError
+from anyorder.patterns import Participation, check_order
 from anyorder.strategy import Strategy
 
 __all__ = [
@@ -348,3 +350,70 @@ _MAX_DRAWS = 2**53
 def _set(curve: "Single", **values: float) -> None:
     for name, value in values.items():
         object.__setattr__(curve, name, value)
+
+
+# -- the curve of a plan ----------------------------------------------------------------------------------------------
+
+
+def plan_curve(
+    sigma: float, strategy: Strategy, participation: Participation, neighbours: str, unit: str,
+    selection: Selection | None = None, method: Method | None = None,
+) -> Curve:  # fmt: skip
+    """The curve of a plan: of its release, and of its selection.
+
+    Args:
+        sigma: of the release: noise against its whole sensitivity, or, where draws are secret, against the clip norm.
+        strategy: C, of which secret orders but Poisson sampling take more than its sensitivity.
+        selection: with a sigma of its own, if it needs one.
+        method: of an amplified curve, see `Amplified`.
+    Raises: PlanError for a selection in a secret order other than Poisson sampling.
+    """
+    check_order(participation)
+    if isinstance(participation, SecretOrder) and not participation.takes_selection:
+        refuse_selection(selection, participation.describe())
+    match participation:
+        case SampledOrder():
+            return _sampled(sigma, selection, strategy, participation, neighbours, unit)
+        case AmplifiedOrder():
+            assert method is not None  # as it is in plans
+            return Amplified(strategy, participation, sigma, method, unit=unit, neighbours=neighbours)
+        case _ if not participation.secret:
+            return _unamplified(sigma, selection, participation, neighbours, unit)
+        case _:
+            raise PlanError(f"no curve is known for the order {type(participation).__name__}")
+
+
+def _unamplified(
+    sigma: float, selection: Selection | None, participation: Participation, neighbours: str, unit: str
+) -> Curve:
+    mu = NEIGHBOURS[neighbours] / sigma
+    match selection:
+        case None | Uniform():
+            chosen = 0.0
+        case Counts():  # its noise grows with a unit's steps, so that they all together cost this
+            chosen = over_sigma(selection, neighbours)
+        case Top():
+            e0, rows = selection.e0(neighbours), selection.rows
+            draws = BoundedRange(e0, rows * participation.max_participations, neighbours=neighbours, unit=unit)
+            return compose(Gaussian(mu, neighbours=neighbours, unit=unit), draws)
+        case _:
+            assert_never(selection)
+    return Gaussian(compose_mus(mu, chosen) if chosen else mu, neighbours=neighbours, unit=unit)
+
+
+def _sampled(
+    sigma: float, selection: Selection | None, strategy: Strategy, participation: SampledOrder, neighbours: str,
+    unit: str,
+) -> Curve:  # fmt: skip
+    match selection:
+        case None | Uniform():
+            pass
+        case Counts():
+            chosen = over_sigma(selection, neighbours)
+            sigma = math.nextafter(1 / compose_mus(math.nextafter(1 / sigma, math.inf), chosen), 0.0)
+        case Top():
+            parts = participation.sampled_parts(strategy, sigma)
+            return Sampled(*parts, unit=unit, e0=selection.e0(neighbours), draws=selection.rows)
+        case _:
+            assert_never(selection)
+    return sampled_curve(strategy, participation, sigma, unit)

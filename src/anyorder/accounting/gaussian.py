@@ -15,8 +15,8 @@ from numpy.typing import ArrayLike
 from scipy.special import erfcx, ndtr
 
 from anyorder import checks
+from anyorder._numerics import bisect, crossing
 from anyorder.errors import ArgumentError
-from anyorder.roots import bisect, crossing
 
 NEIGHBOURS = {"zero-out": 1.0, "replace-one": 2.0, "add-or-remove": 1.0}
 """Neighbouring relation -> how far one unit moves a sum, in sensitivities."""

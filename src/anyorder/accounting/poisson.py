@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyorder import checks
+from anyorder._numerics import bisect, crossing, just_below
 from anyorder.accounting.bounded_range import (
     Pair,
     RangeDraws,
@@ -24,7 +25,6 @@ from anyorder.accounting.bounded_range import (
 )
 from anyorder.accounting.gaussian import compose_mus, gdp_delta, gdp_epsilon, gdp_mu, zcdp_rho
 from anyorder.checks import final
-from anyorder.roots import bisect, crossing, just_below
 
 __all__ = [
     "Part",

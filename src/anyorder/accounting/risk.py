@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
 from anyorder import checks
+from anyorder._numerics import bisect, least
 from anyorder.errors import ArgumentError
-from anyorder.roots import bisect, least
 
 __all__ = ["RATES", "Reach", "Risk", "TradeOff", "point_reach", "point_tpr", "reach"]
 

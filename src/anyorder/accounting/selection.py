@@ -34,19 +34,13 @@ from typing import Any, ClassVar, assert_never
 from scipy.special import ndtr
 
 from anyorder import checks
-from anyorder.accounting.amplification.claims import Amplified
-from anyorder.accounting.amplification.methods import Method
-from anyorder.accounting.amplification.secret_order import AmplifiedOrder, SampledOrder, SecretOrder
+from anyorder._numerics import crossing
 from anyorder.accounting.bounded_range import bounded_range_mu
-from anyorder.accounting.curves import BoundedRange, Curve, Gaussian, Sampled, compose, sampled_curve
-from anyorder.accounting.gaussian import NEIGHBOURS, compose_mus
+from anyorder.accounting.gaussian import NEIGHBOURS
 from anyorder.checks import final
 from anyorder.errors import ArgumentError, CertificateError, PlanError
 from anyorder.formats import check_names, quoted
 from anyorder.formatting import counted, rounded_up
-from anyorder.patterns import Participation, check_order
-from anyorder.roots import crossing
-from anyorder.strategy import Strategy
 
 _SHARE = 0.1
 _MAX_ROWS = 2**40
@@ -136,7 +130,7 @@ class Top:
 
     def e0(self, neighbours: str) -> float:
         """The range of one draw, rounded up. Raises: ArgumentError where sigma is not known yet."""
-        return _over_sigma(self, neighbours)
+        return over_sigma(self, neighbours)
 
     def describe(self) -> str:
         """Return a phrase for the card."""
@@ -171,70 +165,6 @@ Selection = Counts | Top | Uniform
 """All there are."""
 
 
-def plan_curve(
-    sigma: float, strategy: Strategy, participation: Participation, neighbours: str, unit: str,
-    selection: Selection | None = None, method: Method | None = None,
-) -> Curve:  # fmt: skip
-    """The curve of a plan: of its release, and of its selection.
-
-    Args:
-        sigma: of the release: noise against its whole sensitivity, or, where draws are secret, against the clip norm.
-        strategy: C, of which secret orders but Poisson sampling take more than its sensitivity.
-        selection: with a sigma of its own, if it needs one.
-        method: of an amplified curve, see `Amplified`.
-    Raises: PlanError for a selection in a secret order other than Poisson sampling.
-    """
-    check_order(participation)
-    if isinstance(participation, SecretOrder) and not participation.takes_selection:
-        refuse_selection(selection, participation.describe())
-    match participation:
-        case SampledOrder():
-            return _sampled(sigma, selection, strategy, participation, neighbours, unit)
-        case AmplifiedOrder():
-            assert method is not None  # as it is in plans
-            return Amplified(strategy, participation, sigma, method, unit=unit, neighbours=neighbours)
-        case _ if not participation.secret:
-            return _unamplified(sigma, selection, participation, neighbours, unit)
-        case _:
-            raise PlanError(f"no curve is known for the order {type(participation).__name__}")
-
-
-def _unamplified(
-    sigma: float, selection: Selection | None, participation: Participation, neighbours: str, unit: str
-) -> Curve:
-    mu = NEIGHBOURS[neighbours] / sigma
-    match selection:
-        case None | Uniform():
-            chosen = 0.0
-        case Counts():  # its noise grows with a unit's steps, so that they all together cost this
-            chosen = _over_sigma(selection, neighbours)
-        case Top():
-            e0, rows = selection.e0(neighbours), selection.rows
-            draws = BoundedRange(e0, rows * participation.max_participations, neighbours=neighbours, unit=unit)
-            return compose(Gaussian(mu, neighbours=neighbours, unit=unit), draws)
-        case _:
-            assert_never(selection)
-    return Gaussian(compose_mus(mu, chosen) if chosen else mu, neighbours=neighbours, unit=unit)
-
-
-def _sampled(
-    sigma: float, selection: Selection | None, strategy: Strategy, participation: SampledOrder, neighbours: str,
-    unit: str,
-) -> Curve:  # fmt: skip
-    match selection:
-        case None | Uniform():
-            pass
-        case Counts():
-            chosen = _over_sigma(selection, neighbours)
-            sigma = nextafter(1 / compose_mus(nextafter(1 / sigma, inf), chosen), 0.0)
-        case Top():
-            parts = participation.sampled_parts(strategy, sigma)
-            return Sampled(*parts, unit=unit, e0=selection.e0(neighbours), draws=selection.rows)
-        case _:
-            assert_never(selection)
-    return sampled_curve(strategy, participation, sigma, unit)
-
-
 def step_mu(selection: Selection | None, neighbours: str, std: float | None) -> float:
     """The mu of the selection of one step in which a unit takes part; of k steps it is sqrt(k) times that.
 
@@ -262,7 +192,7 @@ def check_selection(selection: Any, *, with_sigma: bool = False) -> None:
                     f"selection must have a sigma in a Plan, got {selection!r}: "
                     "ao.plan(mechanism=ao.mechanism(selection=..)) finds it by the share"
                 )
-        case Uniform() | None:
+        case Uniform():
             pass
         case _:
             raise PlanError(
@@ -281,7 +211,7 @@ def card_text(selection: Selection, neighbours: str, noise: float | None) -> str
         case Counts():
             assert noise is not None  # as it is in plans
             chance = f"; a row that nobody touched is chosen with probability {ndtr(-selection.threshold / noise):.3g}"
-            mu = rounded_up(_over_sigma(selection, neighbours), 5)
+            mu = rounded_up(over_sigma(selection, neighbours), 5)
             cost = f"; noise of std {noise:.5g} counts, mu = {mu} of the whole{chance}"
         case Top():
             e0 = selection.e0(neighbours)
@@ -330,7 +260,7 @@ def _check_noise(selection: Any) -> None:
         _set(selection, "share", checks.probability("share", _SHARE if share is None else share))
 
 
-def _over_sigma(selection: "Counts | Top", neighbours: str) -> float:
+def over_sigma(selection: "Counts | Top", neighbours: str) -> float:
     """That is f / sigma, rounded up."""
     if selection.sigma is None:
         raise ArgumentError(f"selection must have a sigma before it has a cost, got {selection!r}")

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from anyorder import checks
+from anyorder._numerics import doubled
 from anyorder.accounting import gdp_mu
 from anyorder.accounting.amplification.claims import Amplified
 from anyorder.accounting.curves import BoundedRange, Composed, Gaussian, Sampled
@@ -31,11 +32,8 @@ from anyorder.patterns import Listed, Participation, PerEpoch, Separated
 from anyorder.plan.cost import check_plan
 from anyorder.plan.pictures import FIRST_COLOUR, new_axes, noise_lines, style_of
 from anyorder.plan.plan import Plan
-from anyorder.roots import doubled
 from anyorder.strategy import Independent, Strategy, Tree
-from anyorder.strategy.error import row_variances
-from anyorder.strategy.registry import Structure, kind_of
-from anyorder.strategy.sensitivity import known_sensitivity, sensitivity
+from anyorder.strategy.registry import Structure, kind_of, known_sensitivity, row_variances, sensitivity
 from anyorder.workload import prefix_sum
 
 # ----------------------------------------------------------------------------------------------------

@@ -22,13 +22,13 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import gammaln, log_ndtr, ndtri_exp
 
 from anyorder import checks
+from anyorder._numerics import crossing
 from anyorder.accounting.amplification.claims import Amplified
 from anyorder.accounting.curves import BoundedRange, Composed, Gaussian, Sampled
 from anyorder.accounting.gaussian import gdp_mu
 from anyorder.audit import f_dp, many_runs, one_run
 from anyorder.audit.f_dp import Claim
 from anyorder.errors import ArgumentError
-from anyorder.roots import crossing
 
 # ----------------------------------------------------------------------------------------------------
 # Aligned scores as two normals with one standard deviation: the t statistic, and the exact interval of mu.

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyorder import checks
+from anyorder._numerics import bisect, doubled
 from anyorder.accounting import gdp_mu
 from anyorder.accounting.poisson import poisson_epsilon
 from anyorder.audit.arrivals import Arrivals, Stretch, read_arrivals
@@ -39,7 +40,6 @@ from anyorder.patterns import Participation
 from anyorder.plan.options import careful_delta
 from anyorder.plan.plan import CANDIDATE, Plan
 from anyorder.plan.planner import plan
-from anyorder.roots import bisect, doubled
 
 _ACCOUNTANTS = ("prv", "rdp")
 _LOUDEST = 1e4  # noise multiplier that is looked up to

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import betainccinv
 
+from anyorder._numerics import bisect
 from anyorder.audit.f_dp import Errors
-from anyorder.roots import bisect
 
 __all__ = ["chance", "largest_epsilon"]
 

@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import bdtr, bdtrc, log_ndtr, logsumexp, ndtr
 
+from anyorder._numerics import bisect
 from anyorder.accounting import gdp_delta, gdp_epsilon
 from anyorder.accounting.poisson import poisson_epsilon
 from anyorder.audit.private_steps import ObservedStep, StepTally
 from anyorder.checks import final
 from anyorder.errors import AnyorderError, LoaderError
 from anyorder.formatting import counted
-from anyorder.roots import bisect
 
 Indices = NDArray[np.int64]
 

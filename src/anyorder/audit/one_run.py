@@ -31,8 +31,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln
 
+from anyorder._numerics import bisect, doubled
 from anyorder.checks import integer
-from anyorder.roots import bisect, doubled
 
 __all__ = ["SHARES", "chance", "chances", "largest_epsilon", "right_guesses"]
 

@@ -38,6 +38,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from anyorder import checks
+from anyorder._numerics import bisect, doubled
 from anyorder.accounting.amplification.claims import Amplified
 from anyorder.accounting.amplification.methods import MonteCarlo
 from anyorder.accounting.curves import BoundedRange, Composed, Curve, Gaussian, Sampled, compose
@@ -46,7 +47,6 @@ from anyorder.checks import final
 from anyorder.errors import ArgumentError
 from anyorder.formatting import counted
 from anyorder.noise import NoiseSource
-from anyorder.roots import bisect, doubled
 
 Floats = NDArray[np.float64]
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr, ndtr
 
-from anyorder._filters import complex_product, fftconvolve
+from anyorder._numerics import complex_product, crossing, fftconvolve
 from anyorder.accounting import gdp_mu
 from anyorder.accounting.amplification.mixture import absolute_columns
 from anyorder.accounting.amplification.secret_order import SecretOrder
@@ -29,20 +29,16 @@ from anyorder.accounting.poisson import rough_poisson
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.participation import FixedOrder, SingleEpoch
 from anyorder.patterns import Listed, Participation, PerEpoch
-from anyorder.roots import crossing
-from anyorder.strategy import cache
-from anyorder.strategy.arithmetic import coarse, dot, exps, times
 from anyorder.strategy.banded import fit_banded
 from anyorder.strategy.banded_inverse import BandedInverse, fits_banded_inverse
 from anyorder.strategy.base import DENSE_STEPS, Strategy
 from anyorder.strategy.blt import blt_of, grown, series_loss
-from anyorder.strategy.bound import rounded
-from anyorder.strategy.error import squared_error
-from anyorder.strategy.fitting import Valued, descend
+from anyorder.strategy.fitting import Valued, coarse, descend, dot, exps, remember, times
 from anyorder.strategy.independent import Independent
-from anyorder.strategy.registry import kind_of
+from anyorder.strategy.registry import kind_of, squared_error
 from anyorder.strategy.rescaled import normalised
 from anyorder.strategy.restarted_blt import fits_restarted
+from anyorder.strategy.sensitivity import rounded
 from anyorder.strategy.toeplitz import (
     Problem,
     ToeplitzBanded,
@@ -599,7 +595,7 @@ def best_cycle(
         "kind": "cycle", "workload": workload.to_dict(), "share": share, "objective": objective, "cycles": cycles,
         "claim": [epsilon, delta],
     }  # fmt: skip
-    return cache.remember(question, answer, encode=int, decode=int)
+    return remember(question, answer, encode=int, decode=int)
 
 
 def _central(q: float, steps: int, epsilon: float, delta: float) -> float:

@@ -15,20 +15,32 @@ from anyorder import checks
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.optimize.amplified import Judge, amplified_fits, fit_amplified, known_bins
 from anyorder.patterns import Listed, Participation, Pattern, PerEpoch, Separated
-from anyorder.strategy import cache, error
+from anyorder.strategy import registry
 from anyorder.strategy.banded_inverse import fits_banded_inverse
 from anyorder.strategy.base import DENSE_STEPS, Combination, Strategy
 from anyorder.strategy.blt import fit_blt, fit_blts
 from anyorder.strategy.dense import Dense, Optimum, solve_dense
-from anyorder.strategy.error import has_variances, squared_error
-from anyorder.strategy.fitting import OBJECTIVES, check_optimisable, describes_all, shuffled
+from anyorder.strategy.fitting import OBJECTIVES, check_optimisable, describes_all, question_of, remember, shuffled
 from anyorder.strategy.independent import Independent
 from anyorder.strategy.low_rank import BandedLowRank
 from anyorder.strategy.lower_bounds import lower_bound
-from anyorder.strategy.registry import ALL_SIZES, KINDS, Fit, Kind, Structure, from_dict, in_words, kind_of, sized
+from anyorder.strategy.registry import (
+    ALL_SIZES,
+    KINDS,
+    Fit,
+    Kind,
+    Structure,
+    from_dict,
+    has_variances,
+    in_words,
+    kind_of,
+    rounding,
+    sensitivity,
+    sized,
+    squared_error,
+)
 from anyorder.strategy.rescaled import Rescaled, normalised, rescale
 from anyorder.strategy.restarted_blt import fits_restarted, restartable
-from anyorder.strategy.sensitivity import rounding, sensitivity
 from anyorder.strategy.toeplitz import Problem, fits_toeplitz
 from anyorder.strategy.tree import fit_tree
 from anyorder.workload import GivenWorkload, Workload, custom
@@ -101,7 +113,7 @@ def choose(
 
     Simpler is what fewer numbers describe (none for independent noise and trees, two for a buffer, one for a band of a
     Toeplitz matrix, n for scales), then what keeps fewer vectors, then what has less error. Which one is first, and its
-    coefficients, are the same on every processor, see `anyorder.strategy.arithmetic`.
+    coefficients, are the same on every processor, see `anyorder.strategy.fitting`.
 
     Independent noise, the best tree, BLTs, banded inverses, banded Toeplitz; for orders shuffled every epoch BLTs that
     start again; time rescaling where it is known which steps one unit takes, columns of norm 1 where they are only far
@@ -227,8 +239,8 @@ def _bound(workload: Workload, participation: Participation, objective: str, opt
             return optimum().lower  # which is needed in any case
         return lower_bound(workload, participation, objective, **options)
 
-    return cache.remember(
-        cache.question("bound", workload, participation, objective) | options,
+    return remember(
+        question_of("bound", workload, participation, objective) | options,
         answer,
         encode=float,
         decode=float,
@@ -298,7 +310,7 @@ def _low_rank(
             break
         short = BandedLowRank.approximate(best, num_bands=bands, rank=rank, sweeps=_SWEEPS)
         scaled = rescale(short, workload, participation)
-        loss = error.rmse(scaled, workload, participation)
+        loss = registry.rmse(scaled, workload, participation)
         if loss * _GAIN > least:
             break
         least = loss
@@ -372,8 +384,8 @@ def _different(found: Sequence[Strategy]) -> Iterator[Strategy]:
 
 def _kept(kind: str, sizes: Any, answer: Callable[[], Sequence[Strategy]], **question: Any) -> Sequence[Strategy]:
     """The strategies of several sizes of one kind, from the cache or the fits."""
-    return cache.remember(
-        cache.question(kind, **question) | {"sizes": sizes},
+    return remember(
+        question_of(kind, **question) | {"sizes": sizes},
         answer,
         encode=lambda found: [strategy.to_dict() for strategy in found],
         decode=lambda values: [from_dict(value) for value in values],
@@ -384,7 +396,7 @@ def _best_of_each(series: list[Strategy], workload: Workload, participation: Par
     """The one of least mean error of each class."""
     best: dict[type, tuple[float, Strategy]] = {}
     for strategy in series:
-        loss = error.rmse(strategy, workload, participation)
+        loss = registry.rmse(strategy, workload, participation)
         if type(strategy) not in best or loss < best[type(strategy)][0] * (1 - _SAME):
             best[type(strategy)] = (loss, strategy)
     return [strategy for _, strategy in best.values()]
@@ -446,7 +458,7 @@ def fit(
     if workload.n != participation.n:
         raise PlanError(f"workload and participation must have the same n, got {workload.n} and {participation.n}")
     claim = _claim_needed(participation, epsilon, delta)
-    question = cache.question(kind, workload, participation, objective) | {"size": sizes}
+    question = question_of(kind, workload, participation, objective) | {"size": sizes}
     if claim is not None:
         question["claim"] = claim
 
@@ -455,7 +467,7 @@ def fit(
             return fit_amplified(kind, Judge(workload, participation, objective, *claim), sizes)
         return fitting.function(workload, participation, objective=objective, **sizes)
 
-    return cache.remember(question, answer, encode=lambda found: found.to_dict(), decode=from_dict)
+    return remember(question, answer, encode=lambda found: found.to_dict(), decode=from_dict)
 
 
 # -- words -----------------------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ from anyorder.plan.cost import check_plan
 from anyorder.plan.plan import FORMAT as PLAN_FORMAT
 from anyorder.plan.plan import Plan, attack_text, checked_plan, close, plan_of, promised
 from anyorder.plan.receipt import Receipt, ReceiptTree, receipt_key, receipt_root, receipts
-from anyorder.strategy.sensitivity import sensitivity
+from anyorder.strategy.registry import sensitivity
 
 # ----------------------------------------------------------------------------------------------------
 # How a run keeps what one unit brings apart from the vectors of all others, in four words.

@@ -20,10 +20,10 @@ from anyorder.accounting.amplification.methods import Method, MonteCarlo, check_
 from anyorder.accounting.amplification.mixture import check_fits
 from anyorder.accounting.amplification.monte_carlo import REPLAY
 from anyorder.accounting.amplification.secret_order import AmplifiedOrder, SecretOrder
-from anyorder.accounting.curves import Curve
+from anyorder.accounting.curves import Curve, plan_curve
 from anyorder.accounting.gaussian import NEIGHBOURS
 from anyorder.accounting.risk import Reach, point_reach, reach
-from anyorder.accounting.selection import Counts, Selection, Top, check_selection, plan_curve, refuse_selection, step_mu
+from anyorder.accounting.selection import Counts, Selection, Top, check_selection, refuse_selection, step_mu
 from anyorder.checks import final
 from anyorder.errors import ArgumentError, CertificateError, PlanError
 from anyorder.formats import bounded, brief, canonical, check_names, html_table, load_json, quoted, save_json
@@ -37,11 +37,17 @@ from anyorder.plan.cost import check_plan
 from anyorder.plan.options import default_delta
 from anyorder.strategy import Independent, Strategy
 from anyorder.strategy.base import Combination
-from anyorder.strategy.bound import Bound
-from anyorder.strategy.error import has_variances, row_variances
 from anyorder.strategy.registry import check_kind as check_strategy
 from anyorder.strategy.registry import from_dict as strategy_from_dict
-from anyorder.strategy.sensitivity import known_sensitivity, rounding, sensitivity, unit_sensitivities
+from anyorder.strategy.registry import (
+    has_variances,
+    known_sensitivity,
+    rounding,
+    row_variances,
+    sensitivity,
+    unit_sensitivities,
+)
+from anyorder.strategy.sensitivity import Bound
 from anyorder.workload import Workload, prefix_sum
 
 CANDIDATE = "one candidate of a search: the search's certificate tells what was spent"
@@ -65,7 +71,7 @@ class Plan:
         noise_std = sigma * clip_norm * sens(C, participation) * (1 + rounding)
         mu = f / sigma,  f = 1 (zero-out, add-or-remove) or 2 (replace-one)        Gaussian DP, exact
 
-    `rounding` covers that coefficients are rounded to float32 when noise is made; see `anyorder.strategy.bound`.
+    `rounding` covers that coefficients are rounded to float32 when noise is made; see `anyorder.strategy.sensitivity`.
 
     Where steps are drawn in secret, noise_std = sigma * clip_norm * (1 + rounding), epsilon comes from the
     amplified claim, and mu does not exist; `known_epsilon` is what is left if the batches became known. See
@@ -131,7 +137,8 @@ class Plan:
             raise PlanError(f"participation, strategy and workload must have the same number of steps, got {lengths}")
         check_neighbours(self.neighbours, self.participation, self.strategy)
         object.__setattr__(self, "on_device", check_on_device(self.on_device, self.participation))
-        check_selection(self.selection, with_sigma=True)
+        if self.selection is not None:
+            check_selection(self.selection, with_sigma=True)
         check_selected(self.selection, self.strategy, self.grid is not None, self.on_device)
         check_secret(self.participation, self.grid is not None, self.selection)
         object.__setattr__(
@@ -586,7 +593,6 @@ def check_exact(neighbours: str, chosen: Strategy) -> None:
 
 def check_selected(selection: Selection | None, chosen: Strategy, secure: bool, on_device: tuple[str, ...]) -> None:
     """Noise must be made for the chosen rows alone, in floating point, from sums that are made here."""
-    check_selection(selection)
     if selection is None:
         return
     if not isinstance(chosen, Combination) or chosen.state_rows:

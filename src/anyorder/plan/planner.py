@@ -9,13 +9,15 @@ from math import ceil, exp, frexp, inf, ldexp, log, nextafter
 from typing import Any, Literal, NamedTuple
 
 from anyorder import checks
+from anyorder._numerics import bisect, doubled, just_below
 from anyorder.accounting.amplification.bound import calibrate_amplified, method_named
 from anyorder.accounting.amplification.methods import Method, MonteCarlo
 from anyorder.accounting.amplification.mixture import check_fits, reach
 from anyorder.accounting.amplification.secret_order import AmplifiedOrder, SampledOrder, SecretOrder
+from anyorder.accounting.curves import plan_curve
 from anyorder.accounting.gaussian import NEIGHBOURS, calibrate_gaussian, gdp_epsilon
 from anyorder.accounting.risk import Risk
-from anyorder.accounting.selection import Selection, check_selection, for_epsilon, for_sigma, plan_curve, shared
+from anyorder.accounting.selection import Selection, check_selection, for_epsilon, for_sigma, shared
 from anyorder.errors import ArgumentError, NoiseWarning, PlanError
 from anyorder.optimize import choose
 from anyorder.optimize.amplified import NoAmplifiedFitError, best_cycle
@@ -49,10 +51,9 @@ from anyorder.plan.plan import (
     checked_method,
     number_of_units,
 )
-from anyorder.roots import bisect, doubled, just_below
 from anyorder.strategy import Independent, Strategy, Tree
 from anyorder.strategy.base import Combination
-from anyorder.strategy.sensitivity import known_sensitivity, rounding, sensitivity
+from anyorder.strategy.registry import known_sensitivity, rounding, sensitivity
 from anyorder.workload import Workload, from_optimizer
 from anyorder.workload import check_kind as check_workload
 
@@ -404,7 +405,8 @@ def _mechanism(
     """The order, with the cycle that suits the claim where it is free; the strategy; what devices are trusted with."""
     rule, selected = steps.order, asked.selection is not None
     on_device = check_on_device(asked.on_device, rule)  # this and the next before a fit that may take long
-    check_selection(asked.selection)
+    if selected:
+        check_selection(asked.selection)
     cost = None if limits.max_cost is None else checks.real("max_cost", limits.max_cost, low=1.0)
     state = vectors(limits.memory, limits.model_size, asked.secure)
     by_word = isinstance(ordered.order, str) and WORDS[ordered.order][1].cycle_is_chosen
@@ -468,6 +470,9 @@ def _noise(
             total = nextafter(NEIGHBOURS[neighbours] * calibrate_gaussian(epsilon, delta), inf)
         case _:
             raise PlanError(f"plans are not accounted for {rule.describe()}")
+
+    if selection is None:
+        return total, None
 
     def cost(sigma: float, beside: Selection) -> float:
         return plan_curve(sigma, chosen, rule, neighbours, "unit", beside).epsilon(delta)

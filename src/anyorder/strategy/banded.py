@@ -11,11 +11,35 @@ from anyorder import checks
 from anyorder.checks import final, frozen
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.patterns import Groups, Listed, Participation, Pattern, Separated
-from anyorder.strategy.arithmetic import dot, gram_of_lower, lower_product, product, root_of
 from anyorder.strategy.base import Recurrence, Row, State, Strategy, Vector, check_lower_triangular, pack, unpack
-from anyorder.strategy.bound import Bound, Change, better, by_entry, root, roots, rounded, visits
-from anyorder.strategy.fitting import Valued, by_rows, descend, mostly_last, shuffled, stride
-from anyorder.strategy.gram import BandedGram, banded_bound, banded_squares, banded_terms, gram_bound
+from anyorder.strategy.fitting import (
+    Valued,
+    by_rows,
+    descend,
+    dot,
+    gram_of_lower,
+    lower_product,
+    mostly_last,
+    product,
+    root_of,
+    shuffled,
+    stride,
+)
+from anyorder.strategy.sensitivity import (
+    BandedGram,
+    Bound,
+    Change,
+    banded_bound,
+    banded_squares,
+    banded_terms,
+    better,
+    by_entry,
+    gram_bound,
+    root,
+    roots,
+    rounded,
+    visits,
+)
 from anyorder.strategy.toeplitz import Problem, delays, fit_toeplitz
 from anyorder.strategy.variances import Way, by_bands, of_iterates, substituted
 from anyorder.workload import Workload, prefix_sum

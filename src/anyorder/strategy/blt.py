@@ -10,19 +10,32 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from anyorder import checks
-from anyorder._filters import complex_product
+from anyorder._numerics import complex_product
 from anyorder.checks import final
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.patterns import Listed, Participation, Pattern, PerEpoch, Separated
 from anyorder.strategy import toeplitz
-from anyorder.strategy.arithmetic import expm1s, exps, log, logs, powers, times
 from anyorder.strategy.base import DENSE_STEPS, Recurrence, Row, State, Vector
-from anyorder.strategy.bound import (
+from anyorder.strategy.fitting import (
+    OBJECTIVES,
+    Valued,
+    check_optimisable,
+    descend,
+    expm1s,
+    exps,
+    log,
+    logs,
+    powers,
+    stride,
+    times,
+)
+from anyorder.strategy.sensitivity import (
     Bound,
     Change,
     UnitSquares,
     Visits,
     better,
+    convex_bound,
     from_sum,
     largest,
     of_series,
@@ -31,8 +44,6 @@ from anyorder.strategy.bound import (
     rounded_decays,
     visits,
 )
-from anyorder.strategy.fitting import OBJECTIVES, Valued, check_optimisable, descend, stride
-from anyorder.strategy.gram import convex_bound
 from anyorder.strategy.toeplitz import Problem, Toeplitz, reciprocal, repeated
 from anyorder.strategy.variances import Way, by_recurrence, joined
 from anyorder.workload import GivenWorkload, Workload

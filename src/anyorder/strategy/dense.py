@@ -14,11 +14,10 @@ from anyorder import checks
 from anyorder.checks import final, frozen
 from anyorder.errors import PlanError
 from anyorder.patterns import Groups, Listed, Participation, PerEpoch, Separated, grouped
-from anyorder.strategy.arithmetic import coarse, exps, logs, solved, times
 from anyorder.strategy.banded import epoch_factors, epoch_shares, fit_banded
 from anyorder.strategy.base import DENSE_STEPS, Combination, Terms, check_lower_triangular, pack, unpack
-from anyorder.strategy.bound import Change, inversion, norm, resolvent, rounded
-from anyorder.strategy.fitting import by_rows, disjoint, mostly_last
+from anyorder.strategy.fitting import by_rows, coarse, disjoint, exps, logs, mostly_last, solved, times
+from anyorder.strategy.sensitivity import Change, inversion, norm, resolvent, rounded
 from anyorder.strategy.variances import by_columns
 from anyorder.workload import Workload
 
@@ -153,7 +152,7 @@ Blocks = list[Floats]  # for each group of patterns one (patterns, length, lengt
 _HISTORY = 20  # steps that the mixing remembers
 _ALIKE = 1e-12  # of the normal equations of unit rows
 # Steps come from eigendecompositions, whose last digits are a library's: rounded, they are the same, and so is what is
-# mixed of them, see `anyorder.strategy.arithmetic`. The loss at the optimum moves by the square of this.
+# mixed of them, see `anyorder.strategy.fitting`. The loss at the optimum moves by the square of this.
 _DIGITS = 23  # of the logarithms; fewer where a coordinate has a small part of V or w
 _SHARE_BITS = 12
 _GRADED = 1e-4  # of the largest column's square: schedules that end near a rate of 0

@@ -10,7 +10,7 @@ from anyorder import checks
 from anyorder.checks import final
 from anyorder.patterns import Listed, Pattern
 from anyorder.strategy.base import Combination, Recurrence, Terms
-from anyorder.strategy.bound import NO_CHANGE, Bound, Change, from_integer, roots
+from anyorder.strategy.sensitivity import NO_CHANGE, Bound, Change, from_integer, roots
 from anyorder.strategy.variances import Way, by_recurrence
 
 

@@ -10,11 +10,11 @@ from anyorder import checks
 from anyorder.checks import final
 from anyorder.errors import ArgumentError
 from anyorder.patterns import Participation
-from anyorder.strategy import cache, dense
-from anyorder.strategy.arithmetic import inverse_of_lower, product, solved
+from anyorder.strategy import dense
 from anyorder.strategy.base import Recurrence, Row, State, Strategy, Vector, pack, unpack
-from anyorder.strategy.bound import Change, inversion, norm, resolvent, root, rounded
 from anyorder.strategy.dense import Dense
+from anyorder.strategy.fitting import inverse_of_lower, product, question_of, remember, solved
+from anyorder.strategy.sensitivity import Change, inversion, norm, resolvent, root, rounded
 from anyorder.strategy.toeplitz import delays
 from anyorder.workload import Workload
 
@@ -202,8 +202,8 @@ def _leading(M: Floats, rank: int) -> Floats:
 
 def fit(workload: Workload, participation: Participation, objective: str, bands: int, rank: int) -> BandedLowRank:
     """The dense optimum made short [Denisov et al. 2022, App. H]; the optimum is kept on disk for other sizes."""
-    optimum = cache.remember(
-        cache.question("dense", workload, participation, objective) | {"size": {}},
+    optimum = remember(
+        question_of("dense", workload, participation, objective) | {"size": {}},
         lambda: dense.fit(workload, participation, objective),
         encode=Dense.to_dict,
         decode=lambda data: Dense._from_dict(data["n"], data["lower"]),

@@ -11,25 +11,39 @@ from anyorder.checks import final
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.patterns import Groups, Listed, Participation, Pattern
 from anyorder.strategy import banded, blt, toeplitz
-from anyorder.strategy.arithmetic import dot, exps, inverse_of_lower, product, times
 from anyorder.strategy.banded import Banded
 from anyorder.strategy.base import DENSE_STEPS, Recurrence, Row, State, Strategy, Vector
 from anyorder.strategy.blt import BLT
-from anyorder.strategy.bound import (
+from anyorder.strategy.fitting import (
+    Valued,
+    descend,
+    describes_all,
+    disjoint,
+    dot,
+    exps,
+    inverse_of_lower,
+    product,
+    times,
+)
+from anyorder.strategy.independent import Independent
+from anyorder.strategy.sensitivity import (
+    BandedGram,
     Bound,
     Change,
     UnitSquares,
     Visits,
+    banded_bound,
+    banded_squares,
     by_entry,
     from_sum,
+    gram_bound,
     largest,
+    matrix_bound,
+    matrix_units,
     roots,
     rounded,
     visits,
 )
-from anyorder.strategy.fitting import Valued, descend, describes_all, disjoint
-from anyorder.strategy.gram import BandedGram, banded_bound, banded_squares, gram_bound, matrix_bound, matrix_units
-from anyorder.strategy.independent import Independent
 from anyorder.strategy.toeplitz import Toeplitz, ToeplitzBanded
 from anyorder.workload import Workload
 

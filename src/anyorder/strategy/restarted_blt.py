@@ -9,28 +9,41 @@ import scipy
 from numpy.typing import ArrayLike, NDArray
 
 from anyorder import checks
-from anyorder._filters import fftconvolve
+from anyorder._numerics import fftconvolve
 from anyorder.checks import final, frozen
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.patterns import Listed, Participation, Pattern, PerEpoch, Separated
-from anyorder.strategy.arithmetic import dot, exps, log, logs, powers, product, times
 from anyorder.strategy.base import DENSE_STEPS, Recurrence, Row, State, Strategy, Vector
 from anyorder.strategy.blt import BLT
-from anyorder.strategy.bound import (
+from anyorder.strategy.fitting import (
+    Valued,
+    by_rows,
+    descend,
+    dot,
+    exps,
+    log,
+    logs,
+    mostly_last,
+    powers,
+    product,
+    shuffled,
+    times,
+)
+from anyorder.strategy.sensitivity import (
     Bound,
     Change,
     Visits,
     as_operator,
     from_sum,
     inverse_norm,
+    matrix_bound,
+    matrix_units,
     root,
     roots,
     rounded,
     rounded_decays,
     visits,
 )
-from anyorder.strategy.fitting import Valued, by_rows, descend, mostly_last, shuffled
-from anyorder.strategy.gram import matrix_bound, matrix_units
 from anyorder.strategy.toeplitz import inverse_series
 from anyorder.strategy.variances import Way, by_recurrence, of_iterates
 from anyorder.workload import GivenWorkload, Workload

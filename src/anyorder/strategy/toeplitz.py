@@ -11,32 +11,49 @@ import scipy  # its parts, slow to load, when they are first asked for
 from numpy.typing import ArrayLike, NDArray
 
 from anyorder import checks
-from anyorder._filters import complex_product, fftconvolve, lfilter
+from anyorder._numerics import complex_product, fftconvolve, lfilter
 from anyorder.checks import final, frozen
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.formats import check_work
 from anyorder.patterns import Listed, Participation, Pattern, PerEpoch, Separated
-from anyorder.strategy.arithmetic import dot, exp, log, product, times, whole_power
 from anyorder.strategy.base import DENSE_STEPS, Combination, Recurrence, Row, State, Strategy, Terms, Vector
-from anyorder.strategy.bound import (
+from anyorder.strategy.fitting import (
+    OBJECTIVES,
+    Valued,
+    check_optimisable,
+    descend,
+    dot,
+    exp,
+    log,
+    product,
+    shuffled,
+    stride,
+    times,
+    whole_power,
+)
+from anyorder.strategy.sensitivity import (
     TOLERANCE,
+    BandedGram,
     Bound,
     Change,
     UnitSquares,
     Visits,
     as_operator,
+    banded_bound,
+    banded_squares,
     better,
     by_entry,
     from_sum,
+    gram_bound,
     largest,
     of_series,
+    refined,
     roots,
     rounded,
+    toeplitz_bound,
     trimmed,
     visits,
 )
-from anyorder.strategy.fitting import OBJECTIVES, Valued, check_optimisable, descend, shuffled, stride
-from anyorder.strategy.gram import BandedGram, banded_bound, banded_squares, gram_bound, refined, toeplitz_bound
 from anyorder.strategy.variances import Way, by_bands, combined, substituted
 from anyorder.workload import Workload
 

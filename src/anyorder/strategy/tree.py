@@ -15,8 +15,8 @@ from anyorder.checks import final
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.patterns import Listed, Participation, Pattern, PerEpoch, Separated
 from anyorder.strategy.base import Combination, Row, State, Terms, Vector
-from anyorder.strategy.bound import NO_CHANGE, UNIT, Bound, Change, from_integer, resolvent, roots
 from anyorder.strategy.fitting import OBJECTIVES, epoch, of_objective
+from anyorder.strategy.sensitivity import NO_CHANGE, UNIT, Bound, Change, from_integer, resolvent, roots
 from anyorder.strategy.variances import Way, of_iterates
 from anyorder.workload import Workload
 

@@ -75,9 +75,8 @@ from anyorder.release.ranks import OneProcess
 from anyorder.release.release import Release
 from anyorder.release.schedules import Adaptive
 from anyorder.release.weights import digests
-from anyorder.sampling.batch_identity import Batch
 from anyorder.sampling.draws import ModelDraws, Seeds
-from anyorder.sampling.loader import PrivateLoader
+from anyorder.sampling.loader import Batch, PrivateLoader
 from anyorder.sampling.read_loader import Unit, check_loader, find_participation, is_plain, planned_order, read_order
 from anyorder.sampling.row_digests import check_same_rows
 from anyorder.sampling.secret import secret_loader

@@ -16,8 +16,8 @@ from anyorder.clipping.loss import rows_of, tape_of
 from anyorder.errors import ArgumentError, CheckpointError, TrainingError
 from anyorder.ledger import numbered
 from anyorder.plan.plan import Plan
-from anyorder.sampling.batch_identity import Batch
-from anyorder.strategy.error import row_variances
+from anyorder.sampling.loader import Batch
+from anyorder.strategy.registry import row_variances
 from anyorder.training.optimizers import Public
 from anyorder.workload import Workload
 

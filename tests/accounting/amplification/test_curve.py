@@ -23,8 +23,8 @@ from anyorder.participation import BallsInBins, CyclicPoisson, MinSeparationSamp
 from anyorder.plan.plan import Plan, check_claims
 from anyorder.plan.planner import with_budget
 from anyorder.strategy import BLT, Banded, Independent, ToeplitzBanded
+from anyorder.strategy.registry import rounding
 from anyorder.strategy.restarted_blt import RestartedBLT
-from anyorder.strategy.sensitivity import rounding
 from anyorder.workload import Workload
 
 BUFFERS = BLT([0.9], [0.2], 8)

@@ -52,11 +52,11 @@ from scipy import sparse
 from scipy.special import ndtr
 
 from anyorder import checks
+from anyorder._numerics import bisect
 from anyorder.accounting.amplification.exact import Atoms, between, lognormal, nth_power, times_lognormal, together
 from anyorder.accounting.gaussian import gdp_delta, gdp_epsilon
 from anyorder.checks import final
 from anyorder.errors import ArgumentError
-from anyorder.roots import bisect
 
 # ----------------------------------------------------------------------------------------------------
 # The law of a mean of lognormals driven by a Gaussian chain on a circle, by dynamic programming, on the safe side.

@@ -6,6 +6,7 @@ from math import exp, inf, log, log1p
 from typing import Any, NamedTuple, assert_never
 
 from anyorder import checks
+from anyorder._numerics import crossing, just_below
 from anyorder.accounting.amplification.claims import Amplified, Progress, default_method
 from anyorder.accounting.amplification.methods import Deterministic, Method, MonteCarlo, Pld
 from anyorder.accounting.amplification.mixture import check_fits
@@ -14,9 +15,8 @@ from anyorder.accounting.curves import sampled_curve
 from anyorder.accounting.gaussian import NEIGHBOURS, gdp_mu
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.patterns import Participation
-from anyorder.roots import crossing, just_below
 from anyorder.strategy import Strategy
-from anyorder.strategy.sensitivity import known_sensitivity
+from anyorder.strategy.registry import known_sensitivity
 
 # ----------------------------------------------------------------------------------------------------
 # The least noise with which an amplified claim keeps a budget.

@@ -9,6 +9,7 @@ from math import exp, inf, nextafter
 from typing import Any, assert_never
 
 from anyorder import checks, patterns
+from anyorder._numerics import bisect
 from anyorder.accounting.amplification import methods
 from anyorder.accounting.amplification.exact import pld_delta, pld_epsilon
 from anyorder.accounting.amplification.methods import Deterministic, Method, MonteCarlo, Pld, check_method
@@ -20,10 +21,9 @@ from anyorder.accounting.risk import TradeOff
 from anyorder.checks import final
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.formats import canonical, check_names
-from anyorder.roots import bisect
 from anyorder.strategy import Strategy
 from anyorder.strategy.registry import from_dict as strategy_from_dict
-from anyorder.strategy.sensitivity import known_sensitivity
+from anyorder.strategy.registry import known_sensitivity
 
 # ----------------------------------------------------------------------------------------------------
 # Epsilon and delta of a secret order by each method, for the pair with one unit and without it.

@@ -40,13 +40,13 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import bdtrc, ndtr, ndtri
 
 from anyorder import checks
+from anyorder._numerics import bisect
 from anyorder.accounting.amplification.mixture import check_fits, reach
 from anyorder.accounting.amplification.secret_order import AmplifiedOrder
 from anyorder.accounting.gaussian import gdp_delta, gdp_epsilon
 from anyorder.accounting.poisson import replaced_gaussian, sampled_gaussian, step_interval
 from anyorder.checks import final
 from anyorder.errors import ArgumentError, PlanError
-from anyorder.roots import bisect
 from anyorder.strategy import Strategy
 
 # ----------------------------------------------------------------------------------------------------

@@ -37,13 +37,13 @@ import scipy
 from numpy.typing import NDArray
 
 from anyorder import checks
+from anyorder._numerics import bisect
 from anyorder.accounting.amplification.methods import MonteCarlo
 from anyorder.accounting.amplification.mixture import absolute_columns, reach
 from anyorder.accounting.amplification.secret_order import AmplifiedOrder
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.noise import NoiseSource
 from anyorder.patterns import Participation
-from anyorder.roots import bisect
 from anyorder.strategy import Strategy
 
 # ----------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from anyorder.noise.compiled import CompiledPath
 from anyorder.participation import MinSeparation, RandomAllocation
 from anyorder.plan.plan import Plan
 from anyorder.release.release import Release, SharedNoise
-from anyorder.strategy.bound import Bound
+from anyorder.strategy.sensitivity import Bound
 
 __all__ = ["FAULTS"]
 

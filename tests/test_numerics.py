@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from anyorder.roots import bisect, crossing, doubled, just_below
+from anyorder._numerics import bisect, crossing, doubled, just_below
 
 
 @pytest.mark.parametrize(("inside", "outside"), [(0.0, 10.0), (10.0, 0.0), (-5.0, 1e300), (1.75e308, -1.75e308)])

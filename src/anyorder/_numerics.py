@@ -1,13 +1,57 @@
-"""Searches along a line: for the last place where a condition holds, and for a root.
-
-A privacy number is rounded to the safe side by what is returned: a place that was itself looked at, and where the
-condition held.
-"""
+"""Filters and convolutions without `scipy.signal`, whose import takes as long as a plan; searches along a line."""
 
 import math
 from collections.abc import Callable
+from functools import cache
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
+from pathlib import Path
+from typing import Any
 
-import scipy  # its root finding, slow to load, when it is first asked for
+import numpy as np
+import scipy  # its parts, slow to load, when they are first asked for
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Numbers = NDArray[Any]
+
+
+def lfilter(b: Any, a: Any, x: Floats, axis: int = -1) -> Floats:
+    """As `scipy.signal.lfilter`: the rational filter b / a along an axis."""
+    parts = (np.asarray(part, dtype=np.float64) for part in (b, a, x))
+    return np.asarray(_linear_filter()(*parts, axis))
+
+
+@cache
+def _linear_filter() -> Callable[..., Any]:
+    """The compiled filter alone, from its file; from `scipy.signal` where it is not there."""
+    spec = PathFinder.find_spec("_sigtools", [str(Path(scipy.__file__).with_name("signal"))])
+    if spec is not None and spec.loader is not None:
+        module = module_from_spec(spec)
+        spec.loader.exec_module(module)
+        if hasattr(module, "_linear_filter"):
+            return module._linear_filter  # type: ignore[no-any-return]
+    return scipy.signal.lfilter  # type: ignore[no-any-return]
+
+
+def fftconvolve(first: Floats, second: Floats) -> Floats:
+    """As `scipy.signal.fftconvolve`: the full convolution of (n,) and (m,) numbers."""
+    length = len(first) + len(second) - 1
+    size = scipy.fft.next_fast_len(length, real=True)
+    product = complex_product(scipy.fft.rfft(first, size), scipy.fft.rfft(second, size))
+    return np.asarray(scipy.fft.irfft(product, size)[:length])
+
+
+def complex_product(first: Numbers, second: Numbers) -> Numbers:
+    """Entry by entry, each product rounded by itself: NumPy's own fuses sums where a processor can."""
+    return np.asarray(np.einsum("...,...->...", first, second))
+
+
+# -- searches along a line ---------------------------------------------------------------------------------------------
+
+# For the last place where a condition holds, and for a root. A privacy number is rounded to the safe side by what is
+# returned: a place that was itself looked at, and where the condition held.
+
 
 _STEP = 0.5  # the longest of a search by secants
 _STEEPER = 3.0  # a slope may be so many times as much as it was; else the function jumps there
