@@ -3,6 +3,7 @@
 import operator
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -229,6 +230,101 @@ def test_what_is_proved_in_each_batch_is_told_where_all_may_know_it(monkeypatch)
             assert training._isolation().loss == "proved or mapped"
             told.setattr(training._watch, "kept", "promised")
             assert training._isolation().loss == "promised"
+
+
+class LessTheTable(nn.Module):
+    """Rules of layers see what it reads: in torch's functions, as a bias, in a list."""
+
+    def __init__(self, table, place):
+        super().__init__()
+        self.layer, self.table, self.place = nn.Linear(3, 3), [table], place
+
+    def forward(self, x):
+        if self.place == "a bias":
+            return F.linear(self.layer(x), torch.eye(3), self.table[0])
+        return self.layer(x) * torch.cat(self.table) if self.place == "a list" else self.layer(x - self.table[0])
+
+
+@pytest.mark.parametrize("place", ["a function", "a bias", "a list"])
+def test_a_frozen_parameter_that_has_numbers_of_a_batch_is_read_by_no_rule_of_a_layer(place):
+    table = nn.Parameter(torch.zeros(3), requires_grad=False)
+    engine, model, optimizer, loader = run_of(LessTheTable(table, place))
+    x, _ = next(iter(loader))
+    with torch.no_grad():
+        table.copy_(x.mean(0))
+    with pytest.raises(ModelError, match="reads a tensor"):
+        model(x)
+
+
+def test_what_runs_below_all_modes_reads_nothing_of_the_loop_on_the_way_back(monkeypatch):
+    """By chunks the model runs again there."""
+    monkeypatch.setitem(globals(), "mean", torch.zeros(3))
+    engine, model, optimizer, loader = run_of(Centred(LessTheMean.apply), chunk_size=2)
+    x, y = next(iter(loader))
+    loss = F.cross_entropy(model(x), y)
+    monkeypatch.setitem(globals(), "mean", x.mean(0))
+    with pytest.raises(ModelError, match="reads a tensor"):
+        loss.backward()
+
+
+# -- what the loss is made of -----------------------------------------------------------------------------------------
+
+
+class Words(Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return "abc"[: index % 3]
+
+
+def test_rows_that_the_loop_makes_of_texts_alone_are_promised():
+    engine, model, optimizer, loader = run_of(data=Words(), loader=DataLoader(Words(), 4, collate_fn=list))
+    for texts in loader:
+        model(torch.tensor([[len(text), 1.0, 2.0] for text in texts])).square().mean().backward()
+        optimizer.step()
+    assert engine.training.loss_kept == "promised"
+
+
+def test_a_transform_makes_no_number_of_the_batch_in_passing():
+    engine, model, optimizer, loader = run_of()
+    x, _ = next(iter(loader))
+    outputs, made = model(x), []
+
+    def passed(c):
+        made.append(c.detach() * outputs.detach().mean())
+        return c.sum()
+
+    with pytest.raises(ModelError, match="under a transform of torch.func"):
+        torch.func.grad(passed)(torch.ones(3))
+
+
+def test_memory_into_which_an_earlier_batch_was_written_is_known_by_whatever_shows_it():
+    engine, model, optimizer, loader = run_of()
+    bank = torch.zeros(3)
+    storage = bank.untyped_storage()
+    batches = iter(loader)
+    x, y = next(batches)
+    F.cross_entropy(outputs := model(x), y).backward()
+    optimizer.step()
+    bank.copy_(outputs.detach()[0])
+    again = torch.empty(0).set_(storage, 0, (3,), (1,))
+    x, y = next(batches)
+    with pytest.raises(ModelError, match="numbers of the batch were written"):
+        F.cross_entropy(model(x) * again, y).backward()
+
+
+def test_numbers_that_escaped_in_one_run_are_known_in_the_next(monkeypatch):
+    monkeypatch.setattr(LossWatch, "escaped", "")
+    shared = np.ones(3, np.float32)
+    engine, model, optimizer, loader = run_of()
+    x, y = next(iter(loader))
+    F.cross_entropy(outputs := model(x), y).backward()
+    torch.from_numpy(shared).copy_(outputs.detach()[0])
+    engine, model, optimizer, loader = run_of()
+    x, y = next(iter(loader))
+    with pytest.raises(ModelError, match="numbers of the batch were written"):
+        F.cross_entropy(model(x) * torch.from_numpy(shared), y).backward()
 
 
 # -- the loop is asked ------------------------------------------------------------------------------------------------

@@ -476,6 +476,10 @@ REFUSED = {
     "a layer norm of the batch": lambda out, y, x, m: (F.layer_norm(out, out.shape) * x).mean(),
     "a group norm of the batch": lambda out, y, x, m: (F.group_norm(out[:, 0].T[None], 2)[0].T * x[:, 0]).mean(),
     "a determinant of the batch": lambda out, y, x, m: torch.linalg.det(out.flatten(1)[:, :B]).mean(),
+    "singular values of the batch": lambda out, y, x, m: torch.linalg.svdvals(out.flatten(1)).mean(),
+    "of rows, and of what has the same shape": lambda out, y, x, m: (
+        (square := out.flatten(1)[:, :B]).exp().sum(1) * square.T.exp().sum(1)
+    ).mean(),
     "products of rows": lambda out, y, x, m: (out.flatten(1) @ out.flatten(1).T).mean(),
     "own and others' targets": lambda out, y, x, m: (out - x).square().mean() + (out - x.roll(1, 0)).square().mean(),
     "one order and another": lambda out, y, x, m: ((out[torch.arange(B)] - x) * (out[ORDER] - x)).mean(),
@@ -829,6 +833,7 @@ def test_a_model_that_is_given_rows_of_several_units(mixed):
     words = [run_inputs(mixed, replaced) for replaced in (False, True)]
     assert words[0] == words[1]
     assert "give it rows of single examples" in words[0]
+    assert "first dimension" not in words[0]  # why it is of several
 
 
 def put_in_place(x, place, value):

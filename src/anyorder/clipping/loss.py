@@ -313,20 +313,10 @@ class LossWatch:
         """What a pass without gradients gets: copies, known as of an earlier batch. What the model's code, or a hook,
         keeps of them is of the batch, and nothing of them is written into the model.
         """
-        tape, before = self._closed_tape(), [_place(x)[0] for x in flat(given) if type(x) is _Watched]
+        tape, before = _Tape(self, 1), [_place(x)[0] for x in flat(given) if type(x) is _Watched]
+        tape.close()
         tape.is_shown = any(one is not None and not one.closed for one in before)  # else it is of an earlier batch
         return _changed(given, lambda leaf: _as_earlier(tape, _plain(leaf).clone()) if type(leaf) is _Watched else leaf)
-
-    def tape_of_numbers(self) -> "_Tape":
-        """What tensors are of that were made of Python numbers of a batch alone."""
-        tape = self._closed_tape()
-        tape.is_of_numbers = True
-        return tape
-
-    def _closed_tape(self) -> "_Tape":
-        tape = _Tape(self, 1)
-        tape.close()
-        return tape
 
     def _tape_of(self, given: Any, size: int) -> "tuple[_Tape, tuple[Any, ...]]":
         """Where the batch is written down that the model was called with, and which rows of it these are."""
@@ -339,7 +329,7 @@ class LossWatch:
                 taken_for_rows = taken_for_rows or (self.has_unfollowed and isinstance(leaf, Tensor))
                 continue
             tape, number = _place(leaf)
-            if tape is None or tape.is_of_numbers:
+            if tape is None:
                 raise ModelError(f"the model was given a tensor that {_TAKEN_OUT.why}")
             if tape.closed:
                 raise ModelError(
@@ -548,7 +538,7 @@ class _Tape:
         self.closed = self.allowed = self.exposed = self.followed_data = False
         self.aliased_before = LossWatch.aliased  # when the batch was begun
         self.taken_out = self.of_numbers = False  # whether numbers were among the arguments of this call, of any
-        self.is_of_numbers = self.is_shown = False  # see `LossWatch.tape_of_numbers`, `shown`
+        self.is_shown = False  # see `LossWatch.shown`
         self.of_written = self.assumed = False  # whether what was written into was, or what is taken for rows
         self.given_without_rule = False  # whether a model was given what no rule knows
         self.alone: set[int] = set()  # of which it was given what each row alone gives
@@ -2044,8 +2034,6 @@ def _tape_of(args: Any, kwargs: Any) -> _Tape | None:
             tape = _tape_of((), value)
         elif kind is slice:
             tape = _tape_of((value.start, value.stop, value.step), _NO_NAMES)
-        elif kind is _Float or kind is _Int:
-            tape = None if (watch := value.watch()) is None else watch.tape_of_numbers()
         else:
             continue
         if tape is None or tape is found:
@@ -2063,7 +2051,7 @@ _NO_NAMES: dict[str, Any] = {}
 def _of_another(tape: _Tape | None, number: int) -> State:
     """The state of a value of another batch: totals may be added, and nothing else may be made of it."""
     state = None if tape is None or tape.closed else tape.states[number]
-    if tape is None or tape.is_of_numbers:
+    if tape is None:
         return _TAKEN_OUT
     if tape.closed:
         return _EARLIER
@@ -2316,7 +2304,7 @@ def _refuse_transform(tensor: Any) -> None:
     Those of earlier batches may be looked at; what was made of them may be anywhere from here on.
     """
     tape = _place(tensor)[0] if type(tensor) is _Watched else None
-    if type(tensor) is _Watched and (tape is None or not tape.closed or tape.is_of_numbers):
+    if type(tensor) is _Watched and (tape is None or not tape.closed):
         raise _transformed()
     _keep_line(tape is not None)
 
@@ -2363,7 +2351,7 @@ def _run_unseen(name: str, run: Callable[[], Any], given: Any) -> Any:
     tapes = [_place(tensor)[0] for tensor in tensors if type(tensor) is _Watched]
     if not tapes:
         return run()
-    if any(not talks if tape is None else not tape.closed for tape in tapes):
+    if any(tape is not None and not tape.closed for tape in tapes):  # none is of numbers that were taken out
         raise ModelError(
             "torch.distributed was given a tensor of the batch before its backward pass: what other processes get, or "
             "this one, is of all examples and is not followed, so that one example may move the gradients of others. "
