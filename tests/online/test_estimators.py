@@ -465,11 +465,10 @@ def test_a_killed_fit_does_not_go_on_over_rows_in_other_places(tmp_path, monkeyp
     monkeypatch.setattr(LogisticRegression, "_step", dies)
     with pytest.raises(KeyboardInterrupt):
         made(checkpoint=path).fit(shape(X), Y)
-    taken.clear()
+    monkeypatch.setattr(LogisticRegression, "_step", lambda *args: pytest.fail("a step is taken"))
     with pytest.raises(CheckpointError, match="rows are not those") as caught:
         made(checkpoint=path).fit(shape(X[places]), Y[places])
     assert caught.value.changed == (2, len(X))
-    assert not taken
 
 
 def test_a_stream_goes_on_in_another_process(tmp_path):

@@ -159,3 +159,11 @@ def test_a_copy_of_a_batch_that_was_passed_over_is_not_taken_for_a_later_one():
     out.mark_used(handed[1])
     with pytest.raises(TrainingError, match="already used"):
         out.find([batches[0][0].clone()])
+
+
+@pytest.mark.filterwarnings("ignore:.*nested")
+def test_rows_of_a_nested_tensor_are_refused_in_words():
+    batch = numbers(ROWS, 3)
+    identity, _ = handed_out([batch])
+    with pytest.raises(ArgumentError, match="nested tensor, which has no rows"):
+        identity.find([torch.nested.nested_tensor(list(batch))])
