@@ -103,8 +103,8 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """Nor through what the files before have imported and kept. What other tests wrote of a batch is forgotten."""
-    if (loss := sys.modules.get("anyorder.clipping.loss")) is not None:
-        loss.LossWatch.escaped, loss.LossWatch.aliased = "", 0
+    if (coupling := sys.modules.get("anyorder.clipping.coupling")) is not None:
+        coupling.LossWatch.escaped, coupling.LossWatch.aliased = "", 0
     if nextitem is not None and nextitem.path != item.path:
         gc.collect()
         gc.freeze()

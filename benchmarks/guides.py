@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import anyorder as ao
 from anyorder.accounting import Gaussian, gdp_epsilon
 from anyorder.accounting.poisson import poisson_epsilon
-from anyorder.budget.laws import Secret, renyi_search_epsilon
+from anyorder.budget.search_privacy import Secret, renyi_search_epsilon
 from benchmarks._report import Row, options, show
 
 DELTA = 1e-6

@@ -16,7 +16,7 @@ from collections import Counter
 import torch
 from torch.nn import functional as F
 
-from anyorder.clipping.loss import LossWatch, _place, _Watched
+from anyorder.clipping.coupling import LossWatch, _place, _Watched
 from anyorder.clipping.rows import ByRow, Coupled, NoRule, Total
 
 FLOAT = (torch.float64, torch.float32)

@@ -13,8 +13,8 @@ import anyorder as ao
 from anyorder import participation
 from anyorder.accounting.selection import Counts, Top, Uniform
 from anyorder.budget.claim import Range, ScoreNoise, SearchCertificate, SearchClaim, Space
-from anyorder.budget.laws import Law
 from anyorder.budget.search import Prepared, PrivateScore, Search, Trial
+from anyorder.budget.search_privacy import Law
 from anyorder.clipping import Adaptive, Automatic, Flat, PerGroup
 from anyorder.clipping.norms import Cut
 from anyorder.errors import ArgumentError, PlanError

@@ -24,7 +24,7 @@ from anyorder.participation import (
     SingleEpoch,
     TruncatedPoisson,
 )
-from anyorder.plan.compare import ANY, OrderComparison
+from anyorder.plan.comparison import ANY, OrderComparison
 from plans import flat_plan
 
 ASKED = {"dataset_size": 160, "batch_size": 40, "epochs": 2, "epsilon": 2.0, "delta": 1e-5}
@@ -88,14 +88,14 @@ def test_without_the_accountant_the_others_are_planned(monkeypatch: pytest.Monke
         raise MissingDependencyError("no dp-accounting")
 
     monkeypatch.setattr("anyorder.accounting.poisson.calibrate_poisson", missing)
-    monkeypatch.setattr(importlib.import_module("anyorder.plan.compare"), "ANY", QUICK)
+    monkeypatch.setattr(importlib.import_module("anyorder.plan.comparison"), "ANY", QUICK)
     found = ao.compare(mechanism="independent", **ASKED)
     assert ("poisson", "no dp-accounting") in found.refused
     assert "fixed" in {row.order for row in found.rows}
 
 
 def test_arguments_of_one_order_go_to_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.import_module("anyorder.plan.compare"), "ANY", QUICK)
+    monkeypatch.setattr(importlib.import_module("anyorder.plan.comparison"), "ANY", QUICK)
     asked = {**ASKED, "mechanism": "independent"}
     found = ao.compare(["fixed", ao.order("cyclic-poisson", cycle=2)], **asked)
     assert {row.plan.participation for row in found.rows} == {FixedOrder(8, 2, 4), CyclicPoisson(8, 2, 0.5)}

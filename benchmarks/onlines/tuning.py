@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 import anyorder as ao
 from anyorder.accounting import Gaussian
 from anyorder.budget import Fixed, Geometric, Logarithmic, NegativeBinomial, Poisson, calibrate_search, search_epsilon
-from anyorder.budget.laws import Law
+from anyorder.budget.search_privacy import Law
 from benchmarks._report import Row, seconds
 
 EPSILON, DELTA, RUNS = 8.0, 1e-5, 50

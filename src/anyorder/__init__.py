@@ -1,10 +1,10 @@
 """anyorder: differentially private training for data that arrives in any order.
 
-The rooms, in reading order: workload (A), participation (who takes part when), strategy (C), sensitivity, error,
-optimize (choose C), accounting (epsilon), noise (addressable), sampling (loaders and their order), plan (the claim),
-ledger (enforces the claim), receipt (a unit's own part in it), certificate (shows it), release (carries it out),
-audit (attacks it), clipping, sparse (wide tables), training (the engine), federated (users and owners),
-online (convex learners), budget (across runs).
+The rooms, in reading order: patterns (sets of steps), workload (A), strategy (C, its sensitivity and error), noise
+(addressable), accounting (epsilon), participation (who takes part when), optimize (choose C), ledger (enforces the
+claim), sampling (loaders and their order), plan (the claim, its certificate and receipts), release (carries it out),
+clipping, audit (attacks it), sparse (wide tables), training (the engine), federated (users and owners), online (convex
+learners), budget (across runs), app (command line, reports, pages).
 
 Each name is loaded when it is first asked for: `import anyorder` itself loads neither NumPy nor torch.
 """

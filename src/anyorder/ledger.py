@@ -576,7 +576,7 @@ class Ledger:
         self._hash = step.digest
 
     def check(self, t: int, units: Iterable[Any]) -> Units:
-        """Raise unless the units may take part in step t, which must be the next one. Changes nothing.
+        """Raise unless the units may take part in step t, which must be the next one. Records nothing.
 
         Returns: the units, distinct and sorted. What was returned last is not looked up again at the same step.
 

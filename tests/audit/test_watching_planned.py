@@ -12,7 +12,7 @@ from torch.utils.data import ConcatDataset, DataLoader, TensorDataset, random_sp
 import anyorder as ao
 import anyorder.training.engine  # before a block that watches it
 from anyorder.audit.loader_check import watch
-from anyorder.clipping.loss import unwatched
+from anyorder.clipping.coupling import unwatched
 from anyorder.formatting import rounded_up
 from audit import checked
 from plans import flat_plan

@@ -4,9 +4,9 @@ from functools import lru_cache
 
 import pytest
 
-from anyorder.budget import laws, search
+from anyorder.budget import search, search_privacy
 
-_epsilons = lru_cache(maxsize=None)(laws.search_epsilon)
+_epsilons = lru_cache(maxsize=None)(search_privacy.search_epsilon)
 _prepared = {}
 
 
@@ -14,7 +14,7 @@ def _epsilon(law, curve, delta, *more):
     try:
         return _epsilons(law, curve, delta, *more)
     except TypeError:  # a curve that has no hash
-        return laws.search_epsilon(law, curve, delta, *more)
+        return search_privacy.search_epsilon(law, curve, delta, *more)
 
 
 def _prepare(*asked, prepare=search.prepare):

@@ -14,7 +14,7 @@ from anyorder.accounting.curves import compose
 from anyorder.accounting.gaussian import rdp_epsilon
 from anyorder.budget import Geometric, Logarithmic, NegativeBinomial, Poisson
 from anyorder.budget.filter import Searched, best_order, dominating_squared, renyi, renyi_left, root_down, root_up
-from anyorder.budget.laws import weight
+from anyorder.budget.search_privacy import weight
 
 ORDERS = (2, 3, 5, 16)
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from anyorder.budget import Fixed, Geometric, Logarithmic, NegativeBinomial, Poisson
-from anyorder.budget.laws import _negative_binomial_chances, from_dict, weight
+from anyorder.budget.search_privacy import _negative_binomial_chances, from_dict, weight
 from anyorder.errors import ArgumentError
 from anyorder.noise import NoiseSource
 

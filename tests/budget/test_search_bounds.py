@@ -10,7 +10,7 @@ from scipy.special import ndtr, ndtri
 from anyorder.accounting import BoundedRange, Gaussian, Sampled
 from anyorder.accounting.curves import compose
 from anyorder.budget import Fixed, Geometric, Logarithmic, NegativeBinomial, Poisson, calibrate_search, search_epsilon
-from anyorder.budget.laws import _profile, repeated
+from anyorder.budget.search_privacy import _profile, repeated
 from anyorder.errors import ArgumentError
 
 LAWS = [

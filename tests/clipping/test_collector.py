@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import anyorder as ao
-from anyorder.clipping.loss import LossWatch
+from anyorder.clipping.coupling import LossWatch
 from anyorder.clipping.per_example import FunctionalClipping, GhostClipping
 
 TOKENS, STEPS = 11, 20

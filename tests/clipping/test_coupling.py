@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import anyorder as ao
 from anyorder.clipping import ExampleLoss
-from anyorder.clipping.coupling import is_of_loop
-from anyorder.clipping.loss import LossWatch
+from anyorder.clipping.coupling import LossWatch
+from anyorder.clipping.kept_tensors import is_of_loop
 from anyorder.errors import ModelError
 from anyorder.plan.planner import plan_at_sigma
 

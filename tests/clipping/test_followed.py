@@ -10,7 +10,7 @@ from torch.func import functionalize, grad, grad_and_value, hessian, jacfwd, jac
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
-from anyorder.clipping.loss import LossWatch, _Watched
+from anyorder.clipping.coupling import LossWatch, _Watched
 from anyorder.clipping.rows import Total
 from anyorder.errors import ModelError
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from anyorder.clipping import coupling
+from anyorder.clipping import kept_tensors
 from anyorder.clipping.per_example import FunctionalClipping, GhostClipping
 from anyorder.errors import ModelError
 
@@ -109,7 +109,7 @@ def test_what_nobody_can_read_is_no_state(engine):
 def test_models_that_keep_nothing_leave_nothing_to_collect(monkeypatch):
     """To look for cycles takes longer than a step."""
     calls = []
-    monkeypatch.setattr(coupling.gc, "collect", lambda: calls.append(1))
+    monkeypatch.setattr(kept_tensors.gc, "collect", lambda: calls.append(1))
     layer = nn.TransformerEncoderLayer(4, 2, 8, 0.1, batch_first=True)
     module = nn.Sequential(nn.Linear(3, 4), nn.Unflatten(1, (1, 4)), layer, nn.Flatten(), nn.Linear(4, 2))
     for engine in (GhostClipping, FunctionalClipping):
@@ -199,7 +199,7 @@ def test_holders_are_those_of_python(graph, python):
     result = Node.apply(x, tensor) if graph else x * 2
     held, reference = [tensor] * python, weakref.ref(tensor)
     del tensor
-    assert max(0, coupling._holders(reference)) == len(held)
+    assert max(0, kept_tensors._holders(reference)) == len(held)
     assert (reference() is not None) == bool(graph or python)
     assert result.requires_grad
 
@@ -210,12 +210,12 @@ def test_a_tensor_that_a_graph_of_torch_alone_holds_is_no_state():
 
     def run(row):
         inner = row + 1
-        coupling.note(made, inner)
+        kept_tensors.note(made, inner)
         graphs.append(torch.func.vjp(lambda x: x * inner, x)[1])
         return row
 
-    with coupling.one_pass(made):
+    with kept_tensors.one_pass(made):
         torch.func.vmap(run)(torch.ones(2, 3))
-    assert coupling._left(made)
-    with coupling.one_pass(made):
+    assert kept_tensors._left(made)
+    with kept_tensors.one_pass(made):
         pass

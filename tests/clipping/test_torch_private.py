@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from anyorder.clipping import torch_private as private
-from anyorder.clipping.loss import ASKED
+from anyorder.clipping.coupling import ASKED
 from anyorder.errors import MissingDependencyError
 
 

@@ -9,7 +9,7 @@ from anyorder.accounting import Gaussian
 from anyorder.accounting.amplification.methods import MonteCarlo
 from anyorder.app import html_report
 from anyorder.budget.claim import SearchCertificate, SearchClaim
-from anyorder.budget.laws import Geometric
+from anyorder.budget.search_privacy import Geometric
 from anyorder.participation import BallsInBins, KnownOrder, MinSeparation, PoissonSampling, SingleEpoch
 from anyorder.plan.certificate import Certificate
 from anyorder.plan.plan import Plan

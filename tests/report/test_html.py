@@ -29,7 +29,7 @@ from anyorder.app.charts import (
 from anyorder.app.form import Form
 from anyorder.app.report import Attacked, Shown, html_refusal
 from anyorder.budget.claim import SearchCertificate, SearchClaim
-from anyorder.budget.laws import Geometric
+from anyorder.budget.search_privacy import Geometric
 from anyorder.errors import PlanError
 from anyorder.formatting import rounded_up
 from anyorder.participation import BallsInBins, EpochShuffle, FixedOrder, MinSeparation, SingleEpoch

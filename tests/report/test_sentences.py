@@ -15,7 +15,7 @@ from anyorder.app.charts import _examples
 from anyorder.app.form import percent
 from anyorder.app.report import Attacked, Shown
 from anyorder.budget.claim import SearchCertificate
-from anyorder.budget.laws import Fixed
+from anyorder.budget.search_privacy import Fixed
 from anyorder.formatting import rounded_up
 from anyorder.participation import KnownOrder, PoissonSampling
 from anyorder.plan.certificate import Certificate, Verification

@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 from torch.utils.data._utils import collate as torch_collate
 
-from anyorder.clipping.loss import LossWatch
+from anyorder.clipping.coupling import LossWatch
 from anyorder.errors import ArgumentError, LoaderError, ModelError
 from anyorder.sampling.batch_classes import named_parts
 from anyorder.sampling.loader import PrivateLoader

@@ -12,8 +12,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from anyorder.clipping import torch_private as private
-from anyorder.clipping.coupling import Witness
-from anyorder.clipping.loss import ASKED, LossWatch
+from anyorder.clipping.coupling import ASKED, LossWatch
+from anyorder.clipping.kept_tensors import Witness
 from anyorder.clipping.program import Snapshot
 from anyorder.errors import AnyorderError, LoaderError, ModelError, TrainingError
 from anyorder.sampling.loader import PrivateLoader

@@ -24,8 +24,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 import anyorder as ao
-from anyorder.clipping import ExampleLoss
-from anyorder.clipping import loss as loss_module
+from anyorder.clipping import ExampleLoss, coupling
 from anyorder.clipping.rows import TOTAL, ByRow, Coupled, Interpreter, NoRule
 from anyorder.errors import ArgumentError, ModelError, ModelWarning, TrainingError
 from anyorder.plan.planner import plan_at_sigma
@@ -69,7 +68,7 @@ planned = functools.cache(plan_at_sigma)
 
 def run(loss, replaced, steps=2, reduction="mean", strict=False, keep=True, kind=Table):
     """Others' rows of the released gradients, and how the loss was kept apart; the words of its refusal."""
-    loss_module.LossWatch.escaped, loss_module.LossWatch.aliased = "", 0  # as in a process of its own
+    coupling.LossWatch.escaped, coupling.LossWatch.aliased = "", 0  # as in a process of its own
     plan = planned(1e-3, dataset_size=B, batch_size=B, epochs=steps, delta=1e-5, clip_norm=1e3, mechanism="independent")
     model = kind()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -689,7 +688,7 @@ def one_batch(loss):
 
 
 def test_a_frozen_network_that_cannot_be_run_row_by_row_is_to_be_run_before_training(monkeypatch):
-    monkeypatch.setattr(loss_module, "_RECURRENT", set())
+    monkeypatch.setattr(coupling, "_RECURRENT", set())
     told, verdict = run(recurrent("GRU"), False)
     assert verdict == "refused"
     assert "in gru" in told
@@ -1207,14 +1206,14 @@ def test_distances_of_other_ranks_are_run_row_by_row(loss):
 
 @pytest.mark.parametrize("kind", [float, int])
 def test_what_is_computed_of_a_number_that_was_taken_out_knows_it(kind):
-    watch = loss_module.LossWatch()
-    one = loss_module._taken_out(kind(3), weakref.ref(watch))
+    watch = coupling.LossWatch()
+    one = coupling._taken_out(kind(3), weakref.ref(watch))
     two = [operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod, operator.pow]
     two += [operator.and_, operator.or_, operator.xor, operator.lshift, operator.rshift] if kind is int else []
     made = [f(*pair) for f in two for pair in ((one, kind(2)), (kind(2), one), (one, one))]
     made += [f(one) for f in (operator.neg, operator.pos, abs, round, math.floor)] + [sum([one, one])]
     made += [*divmod(one, 2), *divmod(kind(7), one), one.real, one.imag, one.conjugate(), *one.as_integer_ratio()]
-    assert all(isinstance(number, loss_module._TakenOut) for number in made)
+    assert all(isinstance(number, coupling._TakenOut) for number in made)
     assert all(number.watch() is watch for number in made)
     assert [f"{one:.2f}", str(one), json.dumps([one])] == [f"{kind(3):.2f}", str(kind(3)), json.dumps([kind(3)])]
     assert not watch.was_seen
@@ -1672,7 +1671,7 @@ def test_no_refusal_says_how_many_a_mask_chose():
     for refused in (
         lambda chosen: private(x, chosen),
         lambda chosen: ExampleLoss(nn.CrossEntropyLoss())(private(x), chosen),
-        lambda chosen: loss_module.rows_of("correct", chosen, len(x), None),
+        lambda chosen: coupling.rows_of("correct", chosen, len(x), None),
     ):
         told = set()
         for least in (1, 2):

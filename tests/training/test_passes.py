@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, TensorDataset
 
 import anyorder as ao
-from anyorder.clipping.loss import LossWatch
+from anyorder.clipping.coupling import LossWatch
 from anyorder.errors import ModelError, TrainingError
 from anyorder.plan.planner import plan_at_sigma
 

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 import anyorder as ao
 from anyorder.clipping import Adaptive, per_example, program
-from anyorder.clipping.loss import unwatched
+from anyorder.clipping.coupling import unwatched
 from anyorder.errors import AnyorderError, ArgumentError, CheckpointError, PlanError, TrainingError
 from anyorder.strategy import BLT, BandedInverse, Independent, Tree
 from anyorder.training import engine as engines

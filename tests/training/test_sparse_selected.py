@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 import anyorder as ao
 from anyorder.clipping import Adaptive
-from anyorder.clipping.loss import unwatched
+from anyorder.clipping.coupling import unwatched
 from anyorder.errors import ArgumentError, CheckpointError, CheckpointWarning, PlanError, TrainingError
 from anyorder.noise import NoiseSource, NoiseStream
 from anyorder.release.attached_tables import SelectedRows

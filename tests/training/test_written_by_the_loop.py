@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import BatchSampler, DataLoader, TensorDataset, default_collate
 
 import anyorder as ao
-from anyorder.clipping.loss import LossWatch
+from anyorder.clipping.coupling import LossWatch
 from anyorder.errors import LoaderError, ModelError, TrainingError
 
 ROWS = 8

@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import anyorder as ao
-from anyorder.clipping.loss import unwatched
+from anyorder.clipping.coupling import unwatched
 from anyorder.participation import EpochShuffle, PoissonSampling
 from anyorder.strategy import Independent
 

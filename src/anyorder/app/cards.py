@@ -7,7 +7,7 @@ from anyorder import checks
 from anyorder.accounting.amplification import methods
 from anyorder.accounting.amplification.methods import MonteCarlo
 from anyorder.budget.claim import SearchCertificate
-from anyorder.budget.laws import Fixed
+from anyorder.budget.search_privacy import Fixed
 from anyorder.formats import printable, quoted
 from anyorder.formatting import rounded_up
 from anyorder.plan.certificate import Certificate, Verification

@@ -12,7 +12,7 @@ from anyorder.formatting import rounded_up
 from anyorder.optimize import choose
 from anyorder.optimize.candidates import kind_in
 from anyorder.participation import PoissonSampling
-from anyorder.plan.compare import OrderComparison
+from anyorder.plan.comparison import OrderComparison
 from anyorder.plan.options import from_flat
 from anyorder.plan.plan import Plan
 from anyorder.plan.planner import plan, with_budget

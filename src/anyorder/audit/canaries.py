@@ -29,8 +29,6 @@ from anyorder.strategy.tree import Tree
 
 Floats = NDArray[np.float64]
 
-"""Steps up to which a matrix over pairs of them is made."""
-
 
 class Forward(Protocol):
     """C y for y that come row by row, many columns at once."""

@@ -42,7 +42,7 @@ from anyorder.accounting.gaussian import gdp_epsilon
 from anyorder.audit.faults.front_end import patched
 from anyorder.audit.neighbours import KINDS, Neighbour, neighbours
 from anyorder.checks import final
-from anyorder.clipping.loss import LossWatch
+from anyorder.clipping.coupling import LossWatch
 from anyorder.errors import ArgumentError, IsolationError
 from anyorder.noise import NoiseSource
 from anyorder.plan.plan import Plan

@@ -1,7 +1,8 @@
 """Across runs: what a search for settings costs, and what a data set has left."""
 
 from anyorder.budget.claim import SearchCertificate
-from anyorder.budget.laws import (
+from anyorder.budget.search import PrivateScore, Trial
+from anyorder.budget.search_privacy import (
     Fixed,
     Geometric,
     Logarithmic,
@@ -10,7 +11,6 @@ from anyorder.budget.laws import (
     calibrate_search,
     search_epsilon,
 )
-from anyorder.budget.search import PrivateScore, Trial
 
 __all__ = [
     "Fixed",

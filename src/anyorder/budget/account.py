@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from anyorder import durable
 from anyorder.accounting.curves import Curve, Gaussian, compose
 from anyorder.accounting.gaussian import gdp_epsilon, gdp_mu, rdp_epsilon
-from anyorder.budget import laws
+from anyorder.budget import search_privacy
 from anyorder.budget.claim import SearchCertificate
 from anyorder.budget.filter import Cost, Searched, dominating_squared, renyi, renyi_left, root_down, root_up
-from anyorder.budget.laws import repeated
 from anyorder.budget.log import Begin, Limit, Line, Settle, Spend, UnitsAt, label_of, read_curve
+from anyorder.budget.search_privacy import repeated
 from anyorder.errors import AnyorderError, BudgetError
 from anyorder.formats import html_table
 from anyorder.formatting import rounded_down, rounded_up
@@ -292,8 +292,8 @@ class Account:
         curve = read_curve(spend.parts, label_of(spend.parts))
         if spend.search is None:
             return curve
-        law = laws.from_dict(spend.search)
-        return repeated(curve, law.runs) if isinstance(law, laws.Fixed) else Searched(law, curve)
+        law = search_privacy.from_dict(spend.search)
+        return repeated(curve, law.runs) if isinstance(law, search_privacy.Fixed) else Searched(law, curve)
 
     @staticmethod
     def gaussian(squared: Fraction, unit: str, label: str) -> Gaussian:

@@ -1,4 +1,4 @@
-"""Privacy curves in files."""
+"""The claim of a search, in a file that is checked from the file alone: its space, its law and its epsilon."""
 
 import inspect
 import math
@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from anyorder import checks
 from anyorder.accounting.amplification.claims import Amplified
 from anyorder.accounting.curves import BoundedRange, Composed, Curve, Gaussian, Sampled, compose
-from anyorder.budget import laws
-from anyorder.budget.laws import Fixed, Law, search_epsilon
+from anyorder.budget import search_privacy
+from anyorder.budget.search_privacy import Fixed, Law, search_epsilon
 from anyorder.checks import final
 from anyorder.errors import ArgumentError, CertificateError, LimitError
 from anyorder.formats import (
@@ -439,7 +439,7 @@ class SearchClaim:
             score = data["score"]
             if score is not None:
                 score = ScoreNoise(**check_names("score", score, {"sensitivity", "std"}))
-            claim = cls(laws.from_dict(data["law"]), curve_from_dict(data["curve"]), data["delta"], score)
+            claim = cls(search_privacy.from_dict(data["law"]), curve_from_dict(data["curve"]), data["delta"], score)
             same = canonical(claim.to_dict()) == canonical(data)
         except CertificateError:
             raise

@@ -15,7 +15,7 @@ from anyorder import checks
 from anyorder.accounting.amplification.claims import Amplified
 from anyorder.accounting.curves import BoundedRange, Composed, Curve, Gaussian, Sampled, compose
 from anyorder.accounting.gaussian import NEIGHBOURS
-from anyorder.budget import laws
+from anyorder.budget import search_privacy
 from anyorder.budget.account import (
     Account,
     Balance,
@@ -33,8 +33,8 @@ from anyorder.budget.account import (
 )
 from anyorder.budget.claim import SearchCertificate, SearchClaim
 from anyorder.budget.filter import Searched, best_order
-from anyorder.budget.laws import Law
 from anyorder.budget.log import FILTERS, Begin, BudgetLog, Limit, Spend, read_curve, relabelled, write_curve
+from anyorder.budget.search_privacy import Law
 from anyorder.checks import final
 from anyorder.errors import ArgumentError, BudgetError
 from anyorder.formats import html_table, printable
@@ -663,7 +663,7 @@ def _mechanism(held: Balance) -> str:
     about = held.spend.about
     noise = _law(read_curve(held.spend.parts))
     if held.spend.search is not None:
-        return f"{laws.from_dict(held.spend.search).describe()}, each with: {noise}"
+        return f"{search_privacy.from_dict(held.spend.search).describe()}, each with: {noise}"
     if held.spend.plan is None:
         return noise
     std, steps = about["noise_multiplier"], about["steps"]

@@ -37,7 +37,7 @@ from anyorder.accounting.amplification.claims import Amplified
 from anyorder.accounting.bounded_range import bounded_range_mu
 from anyorder.accounting.curves import BoundedRange, Composed, Curve, Gaussian, Sampled
 from anyorder.accounting.gaussian import rdp_epsilon
-from anyorder.budget.laws import Geometric, Logarithmic, NegativeBinomial, Poisson, Secret, search_epsilon
+from anyorder.budget.search_privacy import Geometric, Logarithmic, NegativeBinomial, Poisson, Secret, search_epsilon
 from anyorder.checks import final
 
 __all__ = ["Cost", "Searched", "best_order", "dominating_squared", "renyi", "renyi_left", "root_down", "root_up"]

@@ -33,7 +33,7 @@ from anyorder.budget.claim import (
     uniforms,
 )
 from anyorder.budget.file import Budget
-from anyorder.budget.laws import Fixed, Geometric, Law, Logarithmic, Poisson, calibrate_search
+from anyorder.budget.search_privacy import Fixed, Geometric, Law, Logarithmic, Poisson, calibrate_search
 from anyorder.budget.trials import TrialError, Trials
 from anyorder.checks import final
 from anyorder.errors import (

@@ -1,7 +1,7 @@
 """Clipping: the sum over privacy units of gradients of bounded norm."""
 
+from anyorder.clipping.coupling import ExampleLoss
 from anyorder.clipping.layer_rules import register_layer_rule
-from anyorder.clipping.loss import ExampleLoss
 from anyorder.clipping.norms import Automatic, Flat, PerGroup
 from anyorder.clipping.validate import convert
 from anyorder.release.schedules import Adaptive

@@ -27,7 +27,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from anyorder.clipping import torch_private as private
-from anyorder.clipping.coupling import Made, Witness, check_own, note
+from anyorder.clipping.kept_tensors import Made, Witness, check_own, note
 from anyorder.clipping.mapping import reparametrized
 from anyorder.clipping.norms import BLOCK, ConvolutionUse, DirectUse, EmbeddingUse, Geometry, LinearUse, Table, Use
 from anyorder.clipping.torch_private import pytree
@@ -130,7 +130,7 @@ class Tracer(TorchFunctionMode):
 
     Args:
         books: of the pass.
-        made: see `coupling.one_pass`.
+        made: see `kept_tensors.one_pass`.
         recording: None, or who writes the pass down.
 
     Attributes:
@@ -221,7 +221,7 @@ class Tracer(TorchFunctionMode):
         return _vmap_level() != self._level
 
     def note(self, *tensors: Tensor) -> None:
-        """Remember tensors that no function of torch made; see `coupling.one_pass`."""
+        """Remember tensors that no function of torch made; see `kept_tensors.one_pass`."""
         note(self._made, *tensors)
 
     def part(self, tensor: Any) -> ParameterView | None:

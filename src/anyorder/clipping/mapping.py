@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from anyorder.clipping import torch_private as private
-from anyorder.clipping.coupling import SETTING, Made, note
+from anyorder.clipping.kept_tensors import SETTING, Made, note
 from anyorder.clipping.program import Arguments, ModuleOutput, Place
 from anyorder.clipping.torch_private import pytree
 from anyorder.clipping.validate import own_error, unmapped
@@ -235,7 +235,7 @@ class ExampleCall:
     Args:
         module: the module. Its buffers are copied: every example sees what they hold now.
         arguments: what the module is called with.
-        made: what the model's last pass made; see `coupling.one_pass`.
+        made: what the model's last pass made; see `kept_tensors.one_pass`.
         mapped: whether functions are put into the form that `Mapped` gives them.
 
     Attributes:

@@ -135,7 +135,7 @@ def clip(
         layers: (a (B, inputs) or None, g (B, outputs), the sum: (outputs, inputs) or (outputs,), contiguous, which is
             written, or None for one that is made elsewhere); float32 on the CPU, each row one run of memory.
         scale, clip_norm: of the gradients; the norm of an example, times `scale`, is clipped to `clip_norm`.
-        large: what an activation is at most.
+        large: bound on |a|: above it the result is -1, and the sums are to be made in float64.
         path: the instruction set; see `convolution`.
     Returns: the number is -1, and nothing else counts, where an activation is above `large`, or a sum not finite.
     """

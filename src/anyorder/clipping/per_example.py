@@ -25,7 +25,14 @@ from anyorder import checks
 from anyorder.clipping import native
 from anyorder.clipping import torch_private as private
 from anyorder.clipping.bounded import NON_FINITE, ClippedSum, check_finite
-from anyorder.clipping.coupling import Made, Witness, check_nothing_kept, check_nothing_of_loop, one_pass, written_since
+from anyorder.clipping.kept_tensors import (
+    Made,
+    Witness,
+    check_nothing_kept,
+    check_nothing_of_loop,
+    one_pass,
+    written_since,
+)
 from anyorder.clipping.layer_rules import (
     Books,
     ParameterView,
@@ -95,7 +102,7 @@ class PerUnitClipping(ABC):
     2 clip_norm, for fixed parameters -- if the loss is a sum over examples of terms, each of that example's output
     and target alone, times a constant (`nn.CrossEntropyLoss()` is; a contrastive loss, and a mean over the unmasked
     tokens of the batch, are not). The criterion belongs to the caller; the training engine follows it in every batch
-    (`loss.LossWatch`).
+    (`coupling.LossWatch`).
     """
 
     @abstractmethod
@@ -306,7 +313,7 @@ _NO_STATE = TorchState((), (), ())
 
 # -- one pass --------------------------------------------------------------------------------------------------------
 
-_SLACK = 4 * torch.finfo(torch.float32).eps
+_SLACK = 4 * torch.finfo(torch.float32).eps  # 2^-21, of which `norms` shows what it is for
 _NO_HOOKS = "they would run or move parts of the model outside of vmap"
 
 
@@ -695,7 +702,8 @@ _DTYPE = attrgetter("dtype")
 
 
 class AtOnce:
-    """Norms, weights and sums by the compiled library, into one vector of which the dense sums are views.
+    """Norms, weights and sums by the compiled library, into one vector of which the dense sums are views: by
+    the flat rule, in float32 on the CPU, where each row is a unit.
 
     What a unit adds to a table, where it reads no row twice, is what came back to its reads: its norm is theirs.
     """
@@ -744,7 +752,7 @@ class AtOnce:
                 g = g.contiguous()
                 read.append((name, g, ranked))
                 layers.append((None, g.view(len(g), -1), None))
-        # Just under clip_norm, as in `Pass._clipped`.
+        # Just under clip_norm, as in `Pass._clipped`: the library sums squares in float64, and rounds weights down.
         bad, weights = native.clip(layers, scale, clip_norm * (1 - _SLACK), LARGE) if layers else (0, torch.empty(0))
         for name, g, ranked in read if bad >= 0 else ():
             summed = native.add_rows(g, weights, ranked.place, len(ranked.distinct))
@@ -906,9 +914,8 @@ class GhostClipping(PerUnitClipping):
         """The module's outputs on each example alone; see `PerUnitClipping.forward`."""
         passes = Passes() if passes is None else passes
         found, self._found = self._found, None
-        is_still = found is not None and found[0] is args
-        known = found is not None and is_still
-        _, arguments, key, program = found if known else self._look(args, kwargs, passes.chained)  # type: ignore[misc]
+        is_still = found is not None and found[0] is args  # `draws_nothing` looked at these very arguments
+        _, arguments, key, program = found if is_still else self._look(args, kwargs, passes.chained)  # type: ignore[misc]
         nothing = not arguments.size or not torch.is_grad_enabled()
         if program is not None and program.tape is not None:
             _check_groups(groups, arguments.size)
@@ -1287,7 +1294,7 @@ class _Taped(torch.autograd.Function):
         outputs, further, tensors = tape.forward(given)
         others += further
         ctx.job, ctx.tape, ctx.tensors, ctx.versions = job, tape, tensors, tape.versions(tensors)
-        ctx.gate = None  # what gradients go through, see `loss`
+        ctx.gate = None  # what gradients go through, see `coupling`
         ctx.save_for_backward(*given)
         return tuple(map(Tensor.view_as, outputs, outputs))
 
@@ -1349,7 +1356,7 @@ class FunctionalClipping(PerUnitClipping):
 
     Attributes:
         mapped: whether the module runs with functions in the form of `Mapped`: it is found in the first batch.
-        made: what its last pass made; see `coupling.one_pass`.
+        made: what its last pass made; see `kept_tensors.one_pass`.
 
     Raises: ArgumentError for another rule on a grid.
     """

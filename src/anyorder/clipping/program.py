@@ -15,7 +15,8 @@ That is right as long as the model would make the same list again. It may depend
 - anything else: numbers drawn by Python or NumPy, clocks, values of tensors, files. `_Guard` looks at every call that
   Python makes during a capture. What is not known to depend on its arguments alone ends the recording.
 
-A program is used from the third batch of its kind on, if the first two gave the same list. Where something is in doubt,
+A program is used from the third batch of its kind on, if the first two gave the same list, and written down then as a
+tape, which the fourth and all others play. Where something is in doubt,
 the model runs as without programs. Which way a batch goes depends on code and shapes, never on values of the data.
 """
 
@@ -39,7 +40,7 @@ import torch
 from torch import Tensor, nn
 
 from anyorder.clipping import torch_private as private
-from anyorder.clipping.coupling import check_argument
+from anyorder.clipping.kept_tensors import check_argument
 from anyorder.clipping.torch_private import pytree
 from anyorder.errors import ModelError
 

@@ -277,7 +277,7 @@ class _Here(threading.local):
 
 
 here = _Here()
-"""Of this thread. `in_pass`: whether a private model runs on a batch; see `coupling.one_pass`."""
+"""Of this thread. `in_pass`: whether a private model runs on a batch; see `kept_tensors.one_pass`."""
 
 OF_A_BATCH_KINDS: set[Any] = set()
 """The classes of tensors and numbers of a batch, as the training loop has them."""

@@ -1,6 +1,6 @@
 """Addressable Gaussian noise: Z[row, element] is a pure function of a key, a row and an element.
 
-The layout is final: every implementation gives the same bits as the reference here (`chacha`, `transform`).
+The layout is final: every implementation gives the same bits as the reference here (`normals`).
 
 **Keystream.** ChaCha with 8, 12 or 20 rounds, 256-bit key, 64-bit block counter, 64-bit nonce: the 16 words of the
 state are the four constants, the key (little-endian), counter low, counter high, nonce low, nonce high. The nonce is
@@ -20,7 +20,7 @@ nothing of the noise. Keys that must not be related come from `NoiseSource.deriv
 Everything below is IEEE float32, round to nearest, each product and sum rounded by itself: no fused multiply-add, no
 division. int32 and uint32 wrap. float(.) rounds an integer once; bits(.) reinterprets. No value is subnormal, so
 flushing to zero changes nothing. A polynomial [c0, .., cm] at x is ((cm * x + c(m-1)) * x + ..) * x + c0; the
-coefficients stand in `transform`.
+coefficients stand in `normals`.
 
 Radius, r = sqrt(-2 ln u), u in (0, 1):
 

@@ -531,7 +531,7 @@ class NoiseState(Generic[A]):
             are kept beside the state, which is then read once for all of them; the state between two steps is the same.
 
     Attributes:
-        is_rows: whether step t is row t of Z, so that there is nothing to trace.
+        is_rows: whether noise is independent: step t adds row t of Z and keeps nothing; there is nothing to trace.
         broken: a path sets it before a step writes anything, and clears it when all is done: so whatever ends a step in
             between leaves it set.
     """

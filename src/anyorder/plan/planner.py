@@ -25,7 +25,7 @@ from anyorder.optimize.candidates import MAX_COST, fit_named, rows_touched
 from anyorder.participation import KnownOrder
 from anyorder.participation.registry import WORDS, OrderWord, order_in_words, words_with
 from anyorder.patterns import Participation, check_order, moves_others
-from anyorder.plan.compare import OrderComparison, compared
+from anyorder.plan.comparison import OrderComparison, compared
 from anyorder.plan.options import (
     INSTEAD,
     SEVERAL,

@@ -238,7 +238,9 @@ class Journal:
                 "start a new run"
             )
         self._log.end = len(self._head)
-        end = len(data.rstrip(b"\0"))  # zeros behind it are what a loss of power leaves, but for those of a whole record
+        end = len(
+            data.rstrip(b"\0")
+        )  # zeros behind it are what a loss of power leaves, but for those of a whole record
         end = min(len(data), end + (self._log.end - end) % _RECORD.size)
         while self._log.end + _RECORD.size <= len(data) and self._log.end < end:
             kind, number, content, when, checksum = _RECORD.unpack_from(data, self._log.end)
@@ -373,6 +375,7 @@ class Journal:
 
     def _put(self, kind: bytes, number: int, content: bytes) -> None:
         """Append a record that tells when the system noted the change: by the clock, or else by what it noted before.
+        It has the time of its own write, and is written again, in its place, until that came true.
 
         Systems note the exact time, or that of a tick up to 10 ms ago, so that the clock's comes true at once, and a
         kill finds a whole record or none. The other guess is for the clock of a file server. Where none comes true, a

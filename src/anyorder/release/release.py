@@ -354,7 +354,7 @@ class Release:
         comes after the commit can fail for want of room. See `anyorder.ledger` for what a crash leaves.
 
         Args:
-            units: what `check` returned.
+            units: that were checked for this step; they are checked again.
             own: this rank's part of the sum in pieces, which are overwritten.
             tables: the parts of the attached tables; see `anyorder.release.attached_tables`.
         Returns: the private pieces: `own` itself, or new ones on a grid. What tables release is in `of_tables`.
@@ -381,7 +381,7 @@ class Release:
         if self._files is not None:
             told = [tensor for part in parts for tensor in part.parts()] if parts else []
             self._files.commit(place, step, ids, [*own, *told], self._population)
-        # noise
+        # noise, in the place of `own`; where this is broken off, `SharedNoise.check` sees streams that are a step ahead
         private = self._noise.add_to(own, divisor)
         if parts:
             settled = [part.table.settle(part, step, divisor) for part in parts]
@@ -790,7 +790,7 @@ class SharedNoise:
             for stream in self._streams:
                 stream.skip()
             return own
-        if len(self._streams) == 1:
+        if len(self._streams) == 1:  # the rounding of 1 / divisor comes behind the noise
             self._streams[0].add_to(own, 1 / divisor)
             return own
         (vector,) = own

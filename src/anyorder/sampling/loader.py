@@ -93,7 +93,7 @@ class Batch:
         empty: (rows,) those that are made up and count for nothing; None: there are none.
         single_rows: lists in the batch with one value for each row.
         used: whether a backward pass has used it.
-        passes: of the model over it, and of which step they are.
+        passes: (step, passes of the model over it in that step); None before the first, and once they were back.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Batch:
 
 
 class _KnownTensor:
-    """One tensor of a batch: its memory is remembered, and is its own for as long as the tensor lives."""
+    """One tensor of a batch, which is not kept alive, and the addresses that it had when it was handed out."""
 
     def __init__(self, tensor: Tensor, batch: Batch) -> None:
         self.tensor = weakref.ref(tensor)
@@ -228,7 +228,7 @@ class BatchIdentity:
             self._last, self._handed = None, set()
 
     def _owners(self, tensor: Tensor) -> dict[Batch, bool]:
-        """The batches whose memory a tensor shares, and whether it has their rows in order; only such, if any has."""
+        """The batches whose memory a tensor shares, and whether it has their rows in order: if of some, these alone."""
         found: dict[Batch, bool] = {}
         span = _span(tensor)
         for known in self._known:

@@ -418,8 +418,8 @@ class LazyTable:
             rows: (k,) distinct row numbers, those that units of the step touch; perhaps none.
             values: (k, width) sums over units, float32 or float64, an array or a tensor; they are copied. A unit's
                 vector, here and in the rest of the step's total, has norm at most `clip_norm`: clipped part by part it
-                has not. `anyorder.sparse.bounded_parts` makes such sums, `bounded_rows` where one table is all there
-        is. Raises: ArgumentError for rows or values that do not fit or are not finite; see `Release` on the latter.
+                has not. `anyorder.sparse.bounded_parts` makes such sums, `bounded_rows` where one table is all.
+        Raises: ArgumentError for rows or values that do not fit or are not finite; see `Release` on the latter.
         """
         asked = Rows.fitting(rows, values, self.num_rows, self.width)
         return LazyRows(self, asked.rows, asked.values)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from anyorder.clipping.loss import unwatched
+from anyorder.clipping.coupling import unwatched
 from anyorder.clipping.torch_private import flattened
 from anyorder.errors import ModelError, ModelWarning
 from anyorder.sampling.draws import alone, process_generators, reseed

@@ -1,11 +1,11 @@
 """The engine: turns an ordinary training loop into one run of the planned mechanism.
 
-A step is a chain of stages, on one page of `Training` (`_forward`, `_receive`, `_make_gradients`):
+A step is a chain of stages, in three methods of `Training` (`_forward`, `_receive`, `_make_gradients`):
 
     units        the batch that the model is called on, and whose rows it has: the ledger lets them in, or nothing runs
     bound        the forward pass clips: backward gives the sum over units of gradients of norm at most `clip_norm`
     join         micro-batches of a step are added up; all ranks' sums; the parts of tables beside the dense one
-    record       the release has the sums in its journal, before anything noised exists
+    record       with a checkpoint, the journal has a digest of units and sums, before anything noised exists
     noise        the release adds it, and divides by the plan's batch size
     hand back    the private gradients are in `.grad`, and the optimizer takes its step
 
@@ -35,8 +35,8 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import DistributedSampler, IterableDataset
 
 from anyorder import checks
-from anyorder.clipping.coupling import check_nothing_of_loop, is_of_loop
-from anyorder.clipping.loss import ASKED, LossWatch, flat, own_memory, released, unwatched
+from anyorder.clipping.coupling import ASKED, LossWatch, flat, own_memory, released, unwatched
+from anyorder.clipping.kept_tensors import check_nothing_of_loop, is_of_loop
 from anyorder.clipping.mapping import reparametrized
 from anyorder.clipping.norms import Cut, Rule, UnitMap, accumulator_dtype
 from anyorder.clipping.per_example import MayDraw, Passes, make_clipping
@@ -136,7 +136,9 @@ class Options:
 
 @dataclass(frozen=True)
 class _Waiting:
-    """What waits for optimizer.step(): never released, and replaced as a whole, so that an interrupt leaves no half."""
+    """What waits for optimizer.step(): replaced as a whole, so that an interrupt leaves no half. Not released before
+    the step, which adds the noise in the place of the sums.
+    """
 
     units: Units | list[Any]
     sums: dict[str, Tensor]
@@ -282,7 +284,7 @@ class Training:
         else:
             units = ledger.check(step, units)  # which the ledger knows again when the step is made
         # bound: what comes back is a sum of vectors of norm at most clip_norm, one for each unit
-        # As most batches come, every row is a unit.
+        # As most batches come, every row is a unit: the ledger gives each id once, and they are as many as the rows.
         alone = self._group is None and not waiting.batches and len(units) == len(batch.units)
         groups = UnitMap.alone(batch.rows) if alone else torch.from_numpy(_with_padding(batch))
         if self._whole is not None:
@@ -304,6 +306,7 @@ class Training:
             passes=passes,
             groups=groups,
             clip_norm=self.release.clip_norm * self._gradient_share,
+            # the loss's own divisor, which rows that fill the batch up count in
             scale=float(batch.rows) if self._options.loss_reduction == "mean" else 1.0,
         )
         receive = functools.partial(self._receive, batch, step, units)
@@ -425,7 +428,7 @@ class Training:
         if before.sums:
             sums = {name: before.sums[name] + value if name in before.sums else value for name, value in sums.items()}
             units = [*before.units, *units] if len(before.units) else units
-        self.loader.mark_used(batch)
+        self.loader.mark_used(batch)  # before it waits: an interrupt between loses the sum, and no sum comes twice
         batch.passes = None
         self._next_draws = batch.position + 1
         self._waiting = _Waiting(units, sums, before.batches + 1, before.iteration or batch.iteration)
@@ -462,7 +465,9 @@ class Training:
         return args[:1], {**kwargs, "closure": None if closure is None else returns_nothing}
 
     def _make_gradients(self) -> None:
-        """Put the private gradients in place. Until the noise is drawn, nothing has changed."""
+        """Put the private gradients in place. Up to the journal's entry, all can be done again with other sums; from
+        there on only these sums may take this noise.
+        """
         release, waiting = self.release, self._waiting
         step = release.ledger.step
         place = f"optimizer.step() of step {step}"
@@ -852,7 +857,8 @@ _SMALL = 1 << 18  # numbers that are copied sooner than called for one by one
 def pieces_of(sums: Mapping[str, Tensor], names: Mapping[str, Any]) -> list[Tensor]:
     """The sums, flat and one behind the other, of one dtype, the widest of them; they may be the sums themselves.
 
-    One piece, where they are all that there is of one vector, in its order, or are so small that a copy is.
+    One piece: the vector itself where they are views of it, one behind the other, that fill it, so that the noise is
+    added into the sums; or a copy where they are small.
     """
     tensors = list(map(sums.__getitem__, names))
     whole, place = tensors[0]._base if tensors else None, 0

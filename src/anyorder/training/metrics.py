@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from anyorder import checks
 from anyorder.checks import final
-from anyorder.clipping.loss import rows_of, tape_of
+from anyorder.clipping.coupling import rows_of, tape_of
 from anyorder.errors import ArgumentError, CheckpointError, TrainingError
 from anyorder.ledger import numbered
 from anyorder.plan.plan import Plan

@@ -12,7 +12,7 @@ from anyorder.app import secret_sharer
 from anyorder.app.cards import facts_panel
 from anyorder.app.charts import METHODS, AuditSummary, audit_panel, can_draw, exposure_phrase, not_refuted, plot_ranks
 from anyorder.app.cli import WholeCommand
-from anyorder.app.cli.output import Json, attacking, print_json
+from anyorder.app.cli.common import Json, attacking, print_json
 from anyorder.app.exits import ExitCode, fail
 from anyorder.app.secret_sharer import Shared, Train
 from anyorder.app.text import read_text

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from anyorder.accounting.curves import Gaussian
 from anyorder.app import folder
-from anyorder.app.cli.output import Json, one_line_errors, print_json
+from anyorder.app.cli.common import Json, one_line_errors, print_json
 from anyorder.app.session import word_of
 from anyorder.budget.account import Balance, Remaining
 from anyorder.budget.claim import FORMAT as SEARCH

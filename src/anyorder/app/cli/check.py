@@ -12,7 +12,7 @@ from rich.console import Console
 
 from anyorder.app import script_runner
 from anyorder.app.cards import facts_panel
-from anyorder.app.cli.output import Json, one_line_errors, print_json
+from anyorder.app.cli.common import Json, one_line_errors, print_json
 from anyorder.app.exits import ExitCode, fail
 from anyorder.app.verdict_page import EXIT_CODES, clear_verdict, outcome_of, promise_of, save_verdict
 from anyorder.audit.loader_check import NOTHING, UNSURE, WHAT_IF

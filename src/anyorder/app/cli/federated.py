@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from anyorder.app.cards import facts_panel
-from anyorder.app.cli.output import (
+from anyorder.app.cli.common import (
     PUBLIC_MECHANISM,
     BudgetFile,
     Epsilon,

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from anyorder.app.cli.output import Json, one_line_errors, print_json
+from anyorder.app.cli.common import Json, one_line_errors, print_json
 from anyorder.app.exits import ExitCode, fail
 from anyorder.app.waiting import Steps
 from anyorder.errors import ArgumentError

@@ -13,7 +13,7 @@ from anyorder.accounting.selection import read_words
 from anyorder.app import planning
 from anyorder.app.cards import card, comparison_table
 from anyorder.app.charts import can_draw, plot_noise, plot_report_goals
-from anyorder.app.cli.output import (
+from anyorder.app.cli.common import (
     SELECTION,
     Batch,
     Clip,

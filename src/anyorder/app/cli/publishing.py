@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from anyorder.app import folder
-from anyorder.app.cli.output import Json, one_line_errors, print_json
+from anyorder.app.cli.common import Json, one_line_errors, print_json
 from anyorder.app.publishing import publish as copy
 from anyorder.plan.certificate import Certificate, Evidence
 

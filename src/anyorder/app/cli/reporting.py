@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from anyorder.app import report as report_file
-from anyorder.app.cli.output import Json, one_line_errors, print_json
+from anyorder.app.cli.common import Json, one_line_errors, print_json
 from anyorder.app.exits import ExitCode, fail
 from anyorder.app.form import Form
 from anyorder.budget.search import REPORT

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from anyorder.app import report as report_file
 from anyorder.app.cards import facts_panel
-from anyorder.app.cli.output import BudgetFile, Delta, Json, one_line_errors, print_json
+from anyorder.app.cli.common import BudgetFile, Delta, Json, one_line_errors, print_json
 from anyorder.app.exits import ExitCode, fail
 from anyorder.app.text import load_function
 from anyorder.budget.file import Budget

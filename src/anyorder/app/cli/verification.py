@@ -13,7 +13,7 @@ from anyorder.accounting.amplification.claims import Amplified, fresh_interval, 
 from anyorder.accounting.curves import Curve, Gaussian, compose
 from anyorder.app import report as audit_files
 from anyorder.app.cards import card, facts_panel, receipt_facts, search_verdict, verdict
-from anyorder.app.cli.output import Json, one_line_errors, print_json
+from anyorder.app.cli.common import Json, one_line_errors, print_json
 from anyorder.app.exits import ExitCode, fail
 from anyorder.app.waiting import Steps
 from anyorder.budget.claim import FORMAT as SEARCH
