@@ -976,6 +976,8 @@ def _places(places, step):
         return places[-by:] + places[:-by] if by else places
     if step[0] == "index":
         return [places[k] for k in step[1:]]
+    if step[0] == "stack":
+        return places * step[1]
     return places[slice(*step)]
 
 

@@ -20,7 +20,7 @@ from anyorder.participation import (
     RandomAllocation,
     TruncatedPoisson,
 )
-from anyorder.participation.registry import ORDERS
+from anyorder.participation.registry import ORDERS, WORDS, order_in_words, words_with
 from anyorder.patterns import Listed, Participation
 from laws.cases import PARTICIPATIONS, SAMPLED, over
 
@@ -50,6 +50,15 @@ def test_every_rule_is_offered_under_a_name_of_its_own() -> None:
     for rule in ORDERS:
         assert getattr(participation, rule.__name__) is rule
         assert rule.__name__ in participation.__all__
+
+
+@pytest.mark.parametrize("word", WORDS)
+@pytest.mark.parametrize("sizes", [(12, 4, 1), (12, 4, 3), (13, 4, 2)])
+def test_an_order_in_words_has_the_steps_that_were_asked_for(word: str, sizes: tuple[int, int, int]) -> None:
+    size, batch, epochs = sizes
+    order = order_in_words(word, *sizes, cycle=2 if word in words_with("cycle") else None)
+    assert order.n == epochs * -(-size // batch)
+    assert order.secret or order.max_participations == epochs
 
 
 @every_case

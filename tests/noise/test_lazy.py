@@ -11,7 +11,7 @@ from anyorder.errors import ArgumentError, CheckpointError, PlanError
 from anyorder.noise import NoiseSource, lazy
 from anyorder.noise import lazy as lazy_maps
 from anyorder.noise.lazy import Jumps, Maps
-from anyorder.strategy import BLT, Banded, BandedInverse, Dense, Independent, SquareRoot, ToeplitzBanded, Tree
+from anyorder.strategy import BLT, Banded, BandedInverse, Dense, Independent, SquareRoot, Strategy, ToeplitzBanded, Tree
 from anyorder.strategy.registry import KINDS, Structure
 from anyorder.strategy.rescaled import Rescaled
 from anyorder.strategy.restarted_blt import RestartedBLT
@@ -22,7 +22,8 @@ CAN = {
     name: make
     for kind in KINDS
     for name, make in kind.examples.items()
-    if kind.structure not in (Structure.DENSE, Structure.TREE, Structure.RESCALED) and kind.cls is not SquareRoot
+    if kind.structure not in (Structure.DENSE, Structure.TREE, Structure.RESCALED)
+    and kind.cls.recurrences is not Strategy.recurrences
 } | {
     "rescaled blt": lambda n: Rescaled(BLT([0.9, 0.4], [0.2, 0.1], n), np.linspace(1, 3, n)),
     "slow blt": lambda n: BLT([1 - 1e-7, 1.0, 0.9], [1e-4, 1e-3, 0.3], n),

@@ -327,6 +327,34 @@ def test_numbers_that_escaped_in_one_run_are_known_in_the_next(monkeypatch):
         F.cross_entropy(model(x) * torch.from_numpy(shared), y).backward()
 
 
+OUT_OF_NUMBERS = {
+    "a number": (lambda t: t.item(), ModelError),
+    "a list": (lambda t: t.tolist()[0], ModelError),
+    "a branch": (lambda t: 2.0 if t > 40 else 1.0, "promised"),
+    "a size": (lambda t: torch.arange(int(t.item())).numel() + 1.0, "promised"),
+    "a comparison": (lambda t: 1.0 + torch.equal(t, torch.ones(1)), "promised"),
+    "a row of a nested tensor": (
+        lambda t: torch.nested.nested_tensor([[n.item()] for n in t]).unbind()[0].sum(), "promised"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:.*nested")
+@pytest.mark.parametrize("way", OUT_OF_NUMBERS)
+def test_what_is_made_of_numbers_that_were_taken_out_is_of_the_batch_however_it_is_read(way):
+    made, expected = OUT_OF_NUMBERS[way]
+    engine, model, optimizer, loader = run_of()
+    x, y = next(iter(loader))
+    weight = made(torch.tensor([x.abs().sum().item()]))
+    loss = weight * F.cross_entropy(model(x), y)
+    if expected is ModelError:
+        with pytest.raises(ModelError, match="was taken out of the batch"):
+            loss.backward()
+    else:
+        loss.backward()
+        assert engine.training.loss_kept == expected
+
+
 # -- the loop is asked ------------------------------------------------------------------------------------------------
 
 

@@ -73,8 +73,7 @@ def held(path: Path) -> Iterator[None]:
 def has_begun(path: Path) -> bool:
     """Whether the run in the folder has its first checkpoint, which comes before its first step, or had it once.
 
-    A copy without the secret files has neither checkpoint nor journal. It has metrics that say `began`, or tell of
-    steps where an earlier version wrote them, and the word of an entry in a budget.
+    A copy without the secret files has neither checkpoint nor journal: metrics, or the entry in a budget, tell.
     """
     from anyorder.release.journal import Journal  # with torch, which reports of folders do without
 

@@ -28,6 +28,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from anyorder import checks, workload
+from anyorder.accounting.amplification.secret_order import SecretOrder
 from anyorder.app import data as datasets
 from anyorder.app import folder, session
 from anyorder.app import report as report_file
@@ -39,7 +40,7 @@ from anyorder.app.text import load_function
 from anyorder.clipping.validate import refuse_unfit
 from anyorder.errors import AnyorderError, ArgumentError, CheckpointError, ModelError, ModelWarning, TrainingError
 from anyorder.formatting import counted, rounded_up
-from anyorder.participation.registry import order_word
+from anyorder.participation.registry import WORDS, order_word
 from anyorder.plan.plan import Plan
 from anyorder.sampling import EpochShuffleSampler
 from anyorder.sampling.row_digests import InStages
@@ -414,7 +415,9 @@ def make_model(settings: Settings, data: Data) -> nn.Module:
 
 def make_loader(settings: Settings, data: Data) -> DataLoader[Any]:
     """The training data in the settings' order."""
-    samplers = {"fixed": FixedOrderSampler, "shuffled": EpochShuffleSampler}
+    samplers = {"fixed": FixedOrderSampler, "shuffled": EpochShuffleSampler, "sequential": None}
+    if settings.order not in samplers and not issubclass(WORDS[settings.order][1], SecretOrder):
+        raise ArgumentError(f"order {settings.order!r} has no sampler here: give ao.plan and make_private a loader")
     kind = samplers.get(settings.order)
     sampler = None if kind is None else kind(len(data.train), settings.seed)  # type: ignore[arg-type]
     return batches(data.train, settings.batch_size, sampler)

@@ -71,8 +71,7 @@ def go_on(
         if not (path / folder.CHECKPOINT).exists() and folder.has_begun(path) and not found_steps:
             raise CheckpointError(
                 f"{path} holds no {folder.CHECKPOINT}, and the run took steps, or was about to: start a new one; or, "
-                "if it is one of train, and its journal is there, begin again with --start-over, which counts both; "
-                f"or, of a run of an earlier version, move its checkpoint and hidden journal to {path / folder.SECRET}"
+                "if it is one of train, and its journal is there, begin again with --start-over, which counts both"
             )
         yield settings, Plan.load(path / folder.PLAN, large=True)
 

@@ -56,7 +56,6 @@ from anyorder import checks
 from anyorder.clipping import torch_private as private
 from anyorder.clipping.kept_tensors import check_argument, check_nothing_kept, check_own, written_since
 from anyorder.clipping.rows import (
-    STACKED,
     TOTAL,
     ByRow,
     Coupled,
@@ -70,6 +69,7 @@ from anyorder.clipping.rows import (
     keeps_memory,
     repeats_rows,
     shape_text,
+    unstacked,
 )
 from anyorder.clipping.torch_private import pytree
 from anyorder.errors import AnyorderError, ArgumentError, ModelError, TrainingError
@@ -337,7 +337,7 @@ class LossWatch:
                     "would reach the gradients of this one. Begin each batch again, or put a whole sequence into a row"
                 )
             state = tape.states[number]
-            if state == STACKED or (isinstance(state, ByRow) and len(state.axis) > 1 and repeats_rows(state)):
+            if isinstance(state, ByRow) and len(state.axis) > 1 and repeats_rows(state):
                 raise ModelError(
                     "the model was given some rows of the batch several times, or rows that were stacked again: one "
                     "example would be clipped as several. Give it the rows as the loader did, and draw rows again in "
@@ -1019,7 +1019,7 @@ class _Tape:
         calls, needed = self._needed(end)
         roots = [r for r in self.roots if r.number in needed]
         operands = {int(n) for c in calls for n in _leaves(c, _Operand)}
-        axes = {state.axis for n in needed if isinstance(state := self.states[n], ByRow)}
+        axes = {unstacked(state.axis) for n in needed if isinstance(state := self.states[n], ByRow)}
         written = any(private.version(r.tensor) != r.version for r in roots) or not all(map(self._is_as_then, operands))
         if len(axes) != 1 or written or operands & self.foreign:
             raise _cannot_map("it is made of two batches, or of rows in another order, or was written in place")
@@ -1784,8 +1784,7 @@ class _Watched(Tensor):
             if func in _TAKES:
                 _seen(args[0], False)
                 tape, value = _place(args[0])[0], func(*args, **kwargs)
-                earlier = tape is None or (tape.closed and not tape.is_shown)
-                return value if earlier else _taken_out(value, weakref.ref(tape.watch))  # type: ignore[union-attr]
+                return value if tape is not None and tape.closed and not tape.is_shown else _taken_out(value)
             if _given_alone:
                 raise ModelError(
                     "a function that is given one example at a time, or rows (by ExampleLoss, torch.vmap, "
@@ -1926,6 +1925,8 @@ _TAKES = {Tensor.item, Tensor.tolist}
 def _seen(watched: Any, by_value: bool) -> None:
     """The loop is given a Python value of a tensor, or its size."""
     tape, number = _place(watched) if type(watched) is _Watched else (None, -1)
+    if tape is None and type(watched) is _Watched:  # made of numbers that were taken out, as perhaps its size
+        _all_saw()
     if tape is not None and tape.is_shown:
         tape.watch.was_seen |= by_value
     if tape is not None and not tape.closed:
@@ -1942,7 +1943,6 @@ class _TakenOut:
 
     __slots__ = ()
     kind: Any
-    watch: Callable[[], LossWatch | None] = _nothing  # of the run, which numbers do not keep alive
 
     def plain(self) -> Any:
         return self.kind.__pos__(self)
@@ -1972,31 +1972,34 @@ class _Int(_TakenOut, int):
     kind = int
 
 
-def _taken_out(value: Any, watch: Callable[[], LossWatch | None]) -> Any:
+def _taken_out(value: Any) -> Any:
     """Numbers that were taken out of a batch of a run, or computed of such; what is none is known to have been seen."""
     kind = type(value)
     if kind is list or kind is tuple:
-        return kind(_taken_out(one, watch) for one in value)
+        return kind(map(_taken_out, value))
     if kind is float or kind is int:
-        number = _Float(value) if kind is float else _Int(value)
-        number.watch = watch
-        return number
-    if value is not NotImplemented and (own := watch()) is not None:
-        own.was_seen = True
+        return _Float(value) if kind is float else _Int(value)
+    if value is not NotImplemented:
+        _all_saw()
     return value
+
+
+def _all_saw() -> None:
+    """The loop has what nobody follows, made of a number of a batch; which run's is not known, so it is any one's."""
+    for run in _watches:
+        run.was_seen = True
 
 
 def _computed(plain: Any) -> Any:
     def operation(number: Any, *others: Any) -> Any:
-        return _taken_out(plain(number, *others), number.watch)
+        return _taken_out(plain(number, *others))
 
     return operation
 
 
 def _converted(plain: Any) -> Any:
     def conversion(number: Any) -> Any:
-        if (own := number.watch()) is not None:
-            own.was_seen = True
+        _all_saw()
         return plain(number)
 
     return conversion
@@ -2094,6 +2097,8 @@ def _of_earlier(tape: _Tape | None, func: Any, args: Any, kwargs: Any) -> Any:
     for one in written:
         _of_earlier_too(tape, one)
     _check_targets(unsaid)
+    if tape is None and not any(isinstance(one, Tensor) for one in pytree.tree_leaves(result)):
+        _all_saw()
     return pytree.tree_map_only(Tensor, functools.partial(_as_earlier, tape, given=leaves), result)
 
 
@@ -2351,9 +2356,10 @@ def _run_unseen(name: str, run: Callable[[], Any], given: Any) -> Any:
         given = [one for one in given[0] if isinstance(one, (list, tuple, Tensor))]
     tensors = [leaf for leaf in flat(given) if isinstance(leaf, Tensor)]
     tapes = [_place(tensor)[0] for tensor in tensors if type(tensor) is _Watched]
-    if not tapes:
+    if not tapes and not any(isinstance(leaf, _TakenOut) for leaf in flat(given)):
         return run()
-    if any(tape is not None and not tape.closed for tape in tapes):  # none is of numbers that were taken out
+    tapes = tapes or [None]  # as what is made of numbers that were taken out
+    if any(tape is not None and not tape.closed for tape in tapes):
         raise ModelError(
             "torch.distributed was given a tensor of the batch before its backward pass: what other processes get, or "
             "this one, is of all examples and is not followed, so that one example may move the gradients of others. "
@@ -2369,7 +2375,7 @@ def _run_unseen(name: str, run: Callable[[], Any], given: Any) -> Any:
     for one in (one for tensor in outside for one in (tensor, tensor._base) if one is not None):
         _of_earlier_too(tapes[0], one)
     if unseen or (isinstance(made, Tensor) and made.is_nested):
-        _keep_line(True)
+        _keep_line(True) if tensors else _all_saw()
     return _as_earlier(tapes[0], made) if isinstance(made, Tensor) and not made.is_nested else made
 
 

@@ -31,7 +31,12 @@ from anyorder.clipping.torch_private import pytree
 
 
 class ByRow(NamedTuple):
-    """Row by row along `dim`, `inner` places a row; `axis` says of which batch, or of which part of one."""
+    """Row by row along `dim`, `inner` places a row.
+
+    `axis` says of which batch, then what was made of its rows: a part of them, (start, end, step) or ("index", ..), or
+    several views one below the other, ("stack", how many). Such rows are those of a batch as well, each a function of
+    one row: what is a sum over them is one over the rows that they are of.
+    """
 
     axis: tuple[Any, ...]
     dim: int
@@ -125,10 +130,6 @@ _MASKED_MEAN = Coupled(
 )
 
 
-STACKED = NoRule("cat along the batch")
-"""Of two views of a batch, one below the other: `torch.cat([a, b])`."""
-
-
 def result_states(call: AtenCall, results: Sequence[Tensor]) -> list[State]:
     """The states of an operation's results."""
     if any(isinstance(s, OfRow) for s in call.states) and (own := _of_one_row(call, results)) is not None:
@@ -140,8 +141,6 @@ def result_states(call: AtenCall, results: Sequence[Tensor]) -> list[State]:
         worst = worst or NoRule(f"{call.name} of what a mask chose: as many numbers as the mask says", sized=False)
     elif all(s is None for s in call.states) or (call.name in _CONSTANT and not (worst and of_its_shape)):
         return [None] * len(results)
-    if _is_outer(call, results[0]):
-        return [_coupled(f"{call.name} of two views that cat stacked, each row with all others")] * len(results)
     lost_here = NoRule(call.name, sized=not call.chooses)
     if worst is not None or call.writes_others:
         kept = worst is not None and (isinstance(worst, Coupled) or not call.chooses)
@@ -158,18 +157,6 @@ def result_states(call: AtenCall, results: Sequence[Tensor]) -> list[State]:
         s if _has_all_rows(call, s, r) else NoRule(f"{call.name} of some rows")
         for s, r in zip(made, results, strict=True)
     ]
-
-
-def _is_outer(call: AtenCall, result: Tensor) -> bool:
-    """Whether rows of stacked views meet all others (similarities): of each row alone it would be another number."""
-    stacked = [tuple(t.shape) for t, s in zip(call.tensors, call.states, strict=True) if s == STACKED]
-    stacked = [(1,) * (result.dim() - len(shape)) + shape for shape in stacked]  # as they meet
-    if call.name == "expand" and stacked:
-        return stacked[0][:1] == (1,) and result.shape[0] in stacked[0][1:]
-    first = {shape[:1] for shape in stacked}
-    outer = call.pointwise and len(first) > 1
-    product = call.name in _PRODUCTS and (result.dim() < 3 or (1,) in first)
-    return len(stacked) > 1 and (outer or product)
 
 
 def _has_all_rows(call: AtenCall, state: State, result: Tensor) -> bool:
@@ -377,6 +364,9 @@ def reshaped(state: ByRow, old: Sequence[int], new: Sequence[int]) -> State:
         behind = prod(new[d + 1 :])
         if prod(new[:d]) == before and behind and block % behind == 0 and size == rows * (block // behind):
             return ByRow(state.axis, d, block // behind)
+    if views := _views(state.axis):  # apart again
+        apart = *old[: state.dim], views, old[state.dim] // views, *old[state.dim + 1 :]
+        return reshaped(ByRow(state.axis[:-1], state.dim + 1, state.inner), apart, new)
     return NoRule("a view that takes places of several rows together")
 
 
@@ -434,9 +424,7 @@ def _sliced(call: AtenCall, state: ByRow, result: Tensor) -> Any:
     start, end, step = slice(call.values["start"], call.values["end"], call.values["step"]).indices(size)
     if start < end and start // state.inner == (end - 1) // state.inner:
         return OfRow(state.axis, start // state.inner, size // state.inner)
-    if state.inner > 1:
-        return NoRule("a slice of rows and places")
-    return state._replace(axis=(*state.axis, (start, end, step)))
+    return _part(state, start, end, step, size)
 
 
 def _diagonal(call: AtenCall, results: Sequence[Tensor]) -> State:
@@ -455,9 +443,27 @@ def _split(call: AtenCall, results: Sequence[Tensor]) -> Any:
     ends = list(itertools.accumulate(sizes))
     if sizes and set(sizes) <= {1, state.inner} and all(state.inner % n == 0 for n in sizes):
         return [OfRow(state.axis, (e - 1) // state.inner, places // state.inner) for e in ends]
+    return [_part(state, e - n, e, 1, places) for e, n in zip(ends, sizes, strict=True)]
+
+
+def _views(axis: tuple[Any, ...]) -> int:
+    """How many views stand one below the other; 0 where none do."""
+    return int(axis[-1][1]) if len(axis) > 1 and axis[-1][0] == "stack" else 0
+
+
+def unstacked(axis: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Of the rows that each of the views has."""
+    return unstacked(axis[:-1]) if _views(axis) else axis
+
+
+def _part(state: ByRow, start: int, end: int, step: int, size: int) -> State:
+    """A part of what has so many places along the rows: one of the views, or some of the rows."""
+    views = _views(state.axis)
+    if views and step == 1 and (end - start) * views == size and start % (end - start) == 0:
+        return state._replace(axis=state.axis[:-1])
     if state.inner > 1:
-        return NoRule("a split of rows and places")
-    return [state._replace(axis=(*state.axis, (e - n, e, 1))) for e, n in zip(ends, sizes, strict=True)]
+        return NoRule("a part of rows and places")
+    return state._replace(axis=(*state.axis, (start, end, step)))
 
 
 def _concatenated(call: AtenCall, results: Sequence[Tensor]) -> State:
@@ -475,7 +481,7 @@ def _concatenated(call: AtenCall, results: Sequence[Tensor]) -> State:
         return NoRule(call.name)
     if call.name == "stack":
         return state._replace(dim=state.dim + (dim <= state.dim))
-    return STACKED if dim == state.dim else state
+    return state._replace(axis=(*state.axis, ("stack", len(parts)))) if dim == state.dim else state
 
 
 # -- lookups ---------------------------------------------------------------------------------------------------------
@@ -552,7 +558,7 @@ def _taken(state: ByRow, rows: list[int], size: int) -> ByRow:
 
 def repeats_rows(state: ByRow) -> bool:
     """Whether a row of the batch may stand in several places."""
-    return any(kind == "index" and len(set(rows)) < len(rows) for kind, *rows in state.axis[1:])
+    return any(kind == "stack" or (kind == "index" and len(set(rows)) < len(rows)) for kind, *rows in state.axis[1:])
 
 
 def _mask_selected(call: AtenCall, results: Sequence[Tensor]) -> State:

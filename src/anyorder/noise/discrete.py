@@ -244,7 +244,7 @@ def check_combination(strategy: Strategy) -> None:
         ):  # fmt: skip
             raise PlanError(
                 "exact integers (grid, secure) need a strategy whose noise is at each step a combination of rows of Z, "
-                "to be computed to any precision: Independent, Tree, BandedInverse, SquareRoot or Dense; the noise of "
+                "to be computed to any precision, as those of 'tree' and 'banded inverse' are; the noise of "
                 f"{type(strategy).__name__} is a recurrence in floating point, whose rounding errors stay in its state"
             )
         case _:

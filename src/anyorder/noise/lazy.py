@@ -50,7 +50,7 @@ from anyorder.errors import ArgumentError, CheckpointError, PlanError
 from anyorder.noise.compiled import TableMemory
 from anyorder.noise.normals import MAX_ROW
 from anyorder.noise.stream import NoiseSource
-from anyorder.strategy import BandedInverse, Strategy, Tree
+from anyorder.strategy import Strategy, Tree
 from anyorder.strategy.base import Recurrence
 from anyorder.strategy.registry import Structure, in_words, kind_of
 from anyorder.strategy.rescaled import Rescaled
@@ -853,7 +853,7 @@ def _way(strategy: Strategy) -> tuple[bool, Callable[[Integers], Recurrence]]:
                 _way(strategy.strategy)
                 return False, strategy.recurrences
         case Structure.TOEPLITZ:
-            if type(strategy) is BandedInverse:
+            if type(strategy).recurrences is not Strategy.recurrences:
                 return True, strategy.recurrences
         case Structure.TREE:
             assert isinstance(strategy, Tree)
@@ -865,9 +865,8 @@ def _way(strategy: Strategy) -> tuple[bool, Callable[[Integers], Recurrence]]:
             assert_never(structure)
     raise PlanError(
         f"noise of {in_words(strategy)} cannot be added late: it has no recurrence of a few numbers, so that a row "
-        "would need the noise of every step that it missed; Independent, BLT, RestartedBLT, Banded, ToeplitzBanded, "
-        "BandedInverse, BandedLowRank and Tree can jump. Plan with mechanism='blt' (and limits=ao.Limits(memory=4) for "
-        "the most arrays of the table's size that are kept)"
+        "would need the noise of every step that it missed. Plan with mechanism='blt', whose noise can jump (and "
+        "limits=ao.Limits(memory=4) for the most arrays of the table's size that are kept)"
     )
 
 

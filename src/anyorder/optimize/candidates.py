@@ -551,7 +551,8 @@ def fit_named(
         )
     raise ArgumentError(
         f"mechanism must be one of auto, poisson, {', '.join(_NAMES)}, a name from a comparison, or a kind "
-        f"and its size ('dense', 'banded, 64 bands', 'banded low rank, 16 bands, 8 rank'), got {words!r}"
+        f"and its size ('dense', 'banded, 64 bands', 'banded low rank, 16 bands, 8 rank'), got {words!r}; what is not "
+        "fitted is given as a Strategy, such as SquareRoot(n)"
     )
 
 

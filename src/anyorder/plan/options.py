@@ -188,29 +188,32 @@ class Limits:
     max_cost: float | None = None
 
 
+# -- options said flat -------------------------------------------------------------------------------------------------
+
+_FLAT: dict[str, tuple[str, ...]] = {
+    "order": tuple(one.name for one in fields(OrderOptions))[1:],
+    "mechanism": tuple(one.name for one in fields(MechanismOptions))[1:],
+    "optimizer": tuple(one.name for one in fields(SGD)),
+    "limits": tuple(one.name for one in fields(Limits)),
+}
+"""Keyword of `anyorder.plan` -> the options of its value."""
+_VALUES: dict[str, Callable[..., Any]] = {"order": order, "mechanism": mechanism, "optimizer": SGD, "limits": Limits}
+FLAT = frozenset(name for names in _FLAT.values() for name in names)
+_WITH_WORDS = "order", "mechanism"
+
 # -- keywords that are none --------------------------------------------------------------------------------------------
 
 INSTEAD = {
+    name: f"{keyword}=ao.{_VALUES[keyword].__name__}({'.., ' if keyword in _WITH_WORDS else ''}{name}=..)"
+    for keyword, names in _FLAT.items()
+    for name in names
+} | {
     "participation": "order=, which takes a Participation too",
-    "cycle": "order=ao.order(word, cycle=..)",
-    "max_batch_size": "order=ao.order('truncated-poisson', max_batch_size=..)",
-    "drop_last": "order=ao.order(word, drop_last=True)",
-    "method": "order=ao.order(word or participation, method=..)",
     "accumulate": "batch_size=, the rows of a step: a multiple of the loader's batch size joins its batches",
     "momentum": "optimizer=ao.SGD(momentum=..), or the torch optimizer itself",
     "learning_rates": "optimizer=ao.SGD(learning_rates=..), or optimizer=(optimizer, scheduler)",
     "workload": "optimizer=, which takes a Workload too",
     "scheduler": "optimizer=(optimizer, scheduler)",
-    "estimator": "mechanism=ao.mechanism('tree', estimator=..)",
-    "restart_every": "mechanism=ao.mechanism('tree', restart_every=..)",
-    "completion": "mechanism=ao.mechanism('tree', completion=..)",
-    "objective": "mechanism=ao.mechanism(.., objective=..)",
-    "secure": "mechanism=ao.mechanism(.., secure=True)",
-    "selection": "mechanism=ao.mechanism(.., selection=..)",
-    "on_device": "mechanism=ao.mechanism(.., on_device=..)",
-    "memory": "limits=ao.Limits(memory=..)",
-    "model_size": "limits=ao.Limits(memory=.., model_size=..)",
-    "max_cost": "limits=ao.Limits(max_cost=..)",
     "sigma": "noise_multiplier=, noise_std / clip_norm; or dataclasses.replace(plan, sigma=..)",
     "strategy": "mechanism=, which takes a Strategy too",
     # as Opacus has them
@@ -221,7 +224,7 @@ INSTEAD = {
     "poisson_sampling": "order='poisson'",
     "data_loader": "loader=",
 }
-"""A keyword that somebody may know from elsewhere, or from earlier versions -> what to write."""
+"""A keyword that somebody may know from elsewhere, or an option that a value carries -> what to write."""
 SEVERAL = {
     **INSTEAD,
     "noise_multiplier": "epsilon=, at which all orders are compared",
@@ -250,19 +253,6 @@ def says_instead(table: Mapping[str, str]) -> Callable[[Callable[P, R]], Callabl
     return taught
 
 
-# -- options said flat -------------------------------------------------------------------------------------------------
-
-_FLAT: dict[str, tuple[str, ...]] = {
-    "order": tuple(one.name for one in fields(OrderOptions))[1:],
-    "mechanism": tuple(one.name for one in fields(MechanismOptions))[1:],
-    "optimizer": tuple(one.name for one in fields(SGD)),
-    "limits": tuple(one.name for one in fields(Limits)),
-}
-"""Keyword of `anyorder.plan` -> the options of its value."""
-_VALUES: dict[str, Callable[..., Any]] = {"order": order, "mechanism": mechanism, "optimizer": SGD, "limits": Limits}
-FLAT = frozenset(name for names in _FLAT.values() for name in names)
-
-
 def from_flat(options: Mapping[str, Any]) -> dict[str, Any]:
     """Keywords of `anyorder.plan`, of options side by side: as command lines, searches and files of settings have them.
 
@@ -277,7 +267,7 @@ def from_flat(options: Mapping[str, Any]) -> dict[str, Any]:
         value = found.get(keyword)
         if not given:
             continue
-        plain = keyword in ("order", "mechanism") and isinstance(value, (str, Participation, Strategy))
+        plain = keyword in _WITH_WORDS and isinstance(value, (str, Participation, Strategy))
         if value is not None and not plain:
             raise ArgumentError(f"{keyword}= and {', '.join(given)} say the same thing: give one of them")
         found[keyword] = _VALUES[keyword](value, **given) if plain else _VALUES[keyword](**given)

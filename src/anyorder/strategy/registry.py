@@ -494,11 +494,9 @@ def rounding(strategy: Strategy, participation: Participation) -> float:
 # which the row of a kind says and its file holds:
 #
 # - Toeplitz C and A: the rows of A K are those of one series, its cumulative energy (O(n) after the coefficients).
-# - recurrences of a state of few numbers: the covariance of state and w, many blocks of steps side by side
-#   (`variances`).
+# - a state of few numbers: its covariance with w, many blocks of steps side by side (`variances`).
 # - bands: a block of steps is a small dense map of the last p - 1 outputs or rows of Z (`variances`).
-# - trees: subtrees of a size side by side, from the leaves up (`tree`).
-# - else K itself, column by column.
+# - trees: subtrees of a size side by side, from the leaves up (`tree`). Else K itself, column by column.
 
 Floats = NDArray[np.float64]
 COLUMN_STEPS = 16384  # up to which the columns of K are made one after the other

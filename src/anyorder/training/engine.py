@@ -136,9 +136,7 @@ class Options:
 
 @dataclass(frozen=True)
 class _Waiting:
-    """What waits for optimizer.step(): replaced as a whole, so that an interrupt leaves no half. Not released before
-    the step, which adds the noise in the place of the sums.
-    """
+    """What waits for optimizer.step(), which adds noise in its place. Replaced as a whole: an interrupt leaves no half."""
 
     units: Units | list[Any]
     sums: dict[str, Tensor]
