@@ -136,7 +136,7 @@ class Options:
 
 @dataclass(frozen=True)
 class _Waiting:
-    """What waits for optimizer.step(), which adds noise in its place. Replaced as a whole: an interrupt leaves no half."""
+    """What waits for optimizer.step(), which adds noise in its place. Replaced as a whole: no interrupt leaves half."""
 
     units: Units | list[Any]
     sums: dict[str, Tensor]
