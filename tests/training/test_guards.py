@@ -334,7 +334,7 @@ OUT_OF_NUMBERS = {
     "a size": (lambda t: torch.arange(int(t.item())).numel() + 1.0, "promised"),
     "a comparison": (lambda t: 1.0 + torch.equal(t, torch.ones(1)), "promised"),
     "a row of a nested tensor": (
-        lambda t: torch.nested.nested_tensor([t.tolist()]).unbind()[0].sum(), "promised"
+        lambda t: torch.nested.nested_tensor([[t.item()]]).unbind()[0].sum(), "promised"
     ),
 }  # fmt: skip
 
