@@ -1782,8 +1782,9 @@ class _Watched(Tensor):
                 _seen(args[0] if args else kwargs["input"], func in _VALUES)
                 return func(*args, **kwargs)
             if func in _TAKES:
-                _seen(args[0], False)
-                tape, value = _place(args[0])[0], func(*args, **kwargs)
+                if (tape := _place(args[0])[0]) is not None:  # else of a number, as is what is taken out of it
+                    _seen(args[0], False)
+                value = func(*args, **kwargs)
                 return value if tape is not None and tape.closed and not tape.is_shown else _taken_out(value)
             if _given_alone:
                 raise ModelError(
