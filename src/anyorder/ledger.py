@@ -511,7 +511,7 @@ class Ledger:
     def __init__(self, participation: Participation) -> None:
         if type(participation) not in ORDERS:
             raise ArgumentError(f"participation must be one of anyorder's, got {type(participation).__name__}")
-        self.participation = participation
+        self.participation, self._steps = participation, participation.n
         self._seen = UnitHistory()
         self._is_string: bool | None = None  # unknown until a unit comes
         self.step = 0
@@ -610,7 +610,7 @@ class Ledger:
 
     def _wrong(self, t: int, ids: Units) -> NDArray[np.bool_]:
         """Whom the rule forbids, in one array for all its clauses."""
-        wrong = self._refusals(checks.integer("t", t, low=0, high=self.participation.n - 1), ids)
+        wrong = self._refusals(checks.integer("t", t, low=0, high=self._steps - 1), ids)
         bad = np.zeros(len(ids), np.bool_)
         for _, clause in wrong:
             bad |= clause
@@ -653,7 +653,7 @@ class Ledger:
         if again and allowed is not None and type(t) is int and t == step:
             return allowed
         t = t if type(t) is int and t >= 0 else checks.integer("t", t, low=0)
-        if t >= self.participation.n:
+        if t >= self._steps:
             raise self._past_the_plan(t)
         if t != step:
             raise TrainingError(f"steps must be recorded in order: the next step is {step}, got t={t}")
@@ -669,7 +669,7 @@ class Ledger:
 
     def _past_the_plan(self, t: int) -> StepsExhaustedError:
         return StepsExhaustedError(
-            f"step {t} is past the plan: its {self.participation.n} steps are 0 to {self.participation.n - 1}, and "
+            f"step {t} is past the plan: its {self._steps} steps are 0 to {self._steps - 1}, and "
             "the noise is calibrated for no more; make a plan with more steps before training"
         )
 
@@ -714,7 +714,7 @@ class Ledger:
         The most steps of a unit, and the smallest distance between two steps of one; n, where none came twice.
         """
         nearest = self._seen.nearest
-        return self._seen.most, self.participation.n if nearest is None else nearest
+        return self._seen.most, self._steps if nearest is None else nearest
 
     def realised(self) -> KnownOrder | None:
         """The order of the steps so far; None if no unit took part yet. Its sensitivity is at most the plan's."""

@@ -281,9 +281,31 @@ class Training:
             ledger.check(step, [*waiting.units, *units] if len(waiting.units) else units)
         else:
             units = ledger.check(step, units)  # which the ledger knows again when the step is made
-        # bound: what comes back is a sum of vectors of norm at most clip_norm, one for each unit
+        if chained and batch.shapes is not None:
+            raise TrainingError(
+                "with pad_to=, rows of one length are run together, and a network cannot be given what another made of "
+                "all: give make_private one module whose forward calls both"
+            )
+        try:
+            outputs = self._clipped(batch, units, args, kwargs, chained)
+        except Exception as problem:
+            if batch.shapes is not None:  # what torch says of a place behind the longest length names a text's own
+                batch.shapes.check_numbers(tensors, problem)
+            raise
+        if batch.padding:
+            outputs = without_rows(outputs, slice(len(batch.units), None))
+        if batch.empty is not None:
+            outputs = without_rows(outputs, torch.from_numpy(batch.empty))
+        outputs = self._watch.outputs(outputs, given)
+        if self._measuring is not None:
+            self._measuring.begin(batch, outputs, given)
+        return outputs
+
+    def _clipped(self, batch: Batch, units: Any, args: Any, kwargs: Any, chained: bool) -> Any:
+        """Outputs of all rows, by which a sum of vectors of norm at most clip_norm comes back, one for each unit."""
+        step, micro = self.release.ledger.step, self._waiting.batches
         # As most batches come, every row is a unit: the ledger gives each id once, and they are as many as the rows.
-        alone = self._group is None and not waiting.batches and len(units) == len(batch.units)
+        alone = self._group is None and not micro and len(units) == len(batch.units)
         groups = UnitMap.alone(batch.rows) if alone else torch.from_numpy(_with_padding(batch))
         if self._whole is not None:
             self._whole.gather()
@@ -292,46 +314,23 @@ class Training:
             clip = functools.partial(self._by_shape, shapes=batch.shapes)
         passes = self._passes_of(batch, step)
         passes.chained = chained
-        if chained and batch.shapes is not None:
-            raise TrainingError(
-                "with pad_to=, rows of one length are run together, and a network cannot be given what another made of "
-                "all: give make_private one module whose forward calls both"
-            )
-        forward = functools.partial(
-            clip,
-            args,
-            kwargs,
-            passes=passes,
-            groups=groups,
-            clip_norm=self.release.clip_norm * self._gradient_share,
-            # the loss's own divisor, which rows that fill the batch up count in
-            scale=float(batch.rows) if self._options.loss_reduction == "mean" else 1.0,
-        )
+        norm = self.release.clip_norm * self._gradient_share
+        # The loss's own divisor is undone, in which rows that fill the batch up count.
+        scale = float(batch.rows) if self._options.loss_reduction == "mean" else 1.0
+        forward = functools.partial(clip, args, kwargs, passes=passes, groups=groups, clip_norm=norm, scale=scale)
         receive = functools.partial(self._receive, batch, step, units)
         draws = self._draws
         if draws is not None and self._group is None and batch.shapes is None and not chained:
             draws.end()
             draws = None if self._clipping.draws_nothing(args, kwargs) else draws
         try:
-            try:
-                still = draws is None and self._group is None
-                outputs = forward(receive=receive) if still else self._run(forward, receive, draws, step, passes.count)
-            except MayDraw:
-                draws = self._draws
-                outputs = self._run(forward, receive, draws, step, passes.count)
-        except Exception as problem:
-            if batch.shapes is not None:  # what torch says of a place behind the longest length names a text's own
-                batch.shapes.check_numbers(tensors, problem)
-            raise
+            still = draws is None and self._group is None
+            outputs = forward(receive=receive) if still else self._run(forward, receive, draws, step, passes.count)
+        except MayDraw:  # what its first batches did not
+            draws = self._draws
+            outputs = self._run(forward, receive, draws, step, passes.count)
         if draws is not None:
-            draws.follow(outputs, step, waiting.batches)
-        if batch.padding:
-            outputs = without_rows(outputs, slice(len(batch.units), None))
-        if batch.empty is not None:
-            outputs = without_rows(outputs, torch.from_numpy(batch.empty))
-        outputs = self._watch.outputs(outputs, given)
-        if self._measuring is not None:
-            self._measuring.begin(batch, outputs, given)
+            draws.follow(outputs, step, micro)
         return outputs
 
     def _passes_of(self, batch: Batch, step: int) -> Passes:
