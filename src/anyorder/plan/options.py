@@ -199,15 +199,13 @@ _FLAT: dict[str, tuple[str, ...]] = {
 """Keyword of `anyorder.plan` -> the options of its value."""
 _VALUES: dict[str, Callable[..., Any]] = {"order": order, "mechanism": mechanism, "optimizer": SGD, "limits": Limits}
 FLAT = frozenset(name for names in _FLAT.values() for name in names)
-_WITH_WORDS = "order", "mechanism"
+_MAKERS = {
+    "order": "ao.order(.., ", "mechanism": "ao.mechanism(.., ", "optimizer": "ao.SGD(", "limits": "ao.Limits("
+}  # fmt: skip
 
 # -- keywords that are none --------------------------------------------------------------------------------------------
 
-INSTEAD = {
-    name: f"{keyword}=ao.{_VALUES[keyword].__name__}({'.., ' if keyword in _WITH_WORDS else ''}{name}=..)"
-    for keyword, names in _FLAT.items()
-    for name in names
-} | {
+INSTEAD = {name: f"{keyword}={_MAKERS[keyword]}{name}=..)" for keyword, names in _FLAT.items() for name in names} | {
     "participation": "order=, which takes a Participation too",
     "accumulate": "batch_size=, the rows of a step: a multiple of the loader's batch size joins its batches",
     "momentum": "optimizer=ao.SGD(momentum=..), or the torch optimizer itself",
@@ -267,7 +265,7 @@ def from_flat(options: Mapping[str, Any]) -> dict[str, Any]:
         value = found.get(keyword)
         if not given:
             continue
-        plain = keyword in _WITH_WORDS and isinstance(value, (str, Participation, Strategy))
+        plain = keyword in ("order", "mechanism") and isinstance(value, (str, Participation, Strategy))
         if value is not None and not plain:
             raise ArgumentError(f"{keyword}= and {', '.join(given)} say the same thing: give one of them")
         found[keyword] = _VALUES[keyword](value, **given) if plain else _VALUES[keyword](**given)
