@@ -3,7 +3,8 @@
     python training_step.py MODEL METHOD REPEATS
 
 From the loader to the end of `optimizer.step()`: forward, loss, backward, clipping, noise, SGD. METHOD: plain, ours
-(independent noise, that of DP-SGD), blt (ours, correlated noise of 4 buffers), hooks, ghost (Opacus).
+(independent noise, that of DP-SGD), blt (ours, correlated noise of 4 buffers), hooks, ghost (Opacus), bare (of fully
+connected models: the operations of ours alone, which nobody checks, records or keeps from coupling examples).
 """
 
 import json
@@ -75,6 +76,8 @@ def made_private(method: str, model: nn.Module, optimizer: Any, loader: Any) -> 
             model, optimizer, loader = _ours(model, optimizer, loader, method)
         case "hooks" | "ghost":
             return _opacus(model, optimizer, loader, method)
+        case "bare":
+            model, optimizer = _bare(model, optimizer)
     return model, optimizer, None, loader
 
 
@@ -90,6 +93,55 @@ def _ours(model: nn.Module, optimizer: Any, loader: Any, method: str) -> tuple[A
     strategy: Any = "independent" if method == "ours" else BLT([0.99, 0.9, 0.6, 0.2], [0.02, 0.05, 0.1, 0.1], n)
     plan = ao.plan(loader=loader, epochs=1, epsilon=8.0, delta=1e-5, mechanism=strategy)
     return ao.PrivacyEngine(plan).make_private(model, optimizer, loader)
+
+
+def _bare(model: nn.Module, optimizer: Any) -> tuple[Any, Any]:
+    """The least that a private step does of Python's calls: one node of autograd, one call that clips, one of noise."""
+    import os
+
+    from anyorder.clipping import native
+    from anyorder.noise import NoiseSource, NoiseStream
+    from anyorder.strategy import Independent
+
+    layers = [part for part in model.modules() if isinstance(part, nn.Linear)]
+    parameters = [p for layer in layers for p in (layer.weight, layer.bias)]
+    sizes = [p.numel() for p in parameters]
+    stream = NoiseStream(Independent(10**6), NoiseSource(os.urandom(32)), 1.0, sum(sizes))
+    root = torch.zeros((), requires_grad=True)
+    sums: list[Tensor] = []
+
+    class Step(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, root: Tensor, x: Tensor) -> Tensor:
+            inputs = []
+            for layer in layers:
+                inputs.append(x)
+                x = torch.addmm(layer.bias, x, layer.weight.t())
+                x = x.relu() if layer is not layers[-1] else x
+            ctx.save_for_backward(*inputs)
+            return x
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Tensor) -> Any:
+            (g,) = gradients
+            sums[:] = torch.empty(sum(sizes)).split_with_sizes(sizes)
+            parts: list[Any] = []
+            for i, a in reversed([*enumerate(ctx.saved_tensors)]):
+                parts += [(a, g, sums[2 * i].view(layers[i].weight.shape)), (None, g, sums[2 * i + 1])]
+                g = torch.ops.aten.threshold_backward(g @ layers[i].weight, a, 0) if i else g
+            native.clip(parts, float(len(g)), 1.0, 2.0**30)
+            return None, None
+
+    step = optimizer.step
+
+    def noised() -> None:
+        stream.add_to([sums[0]._base], 1 / 32)
+        for p, own in zip(parameters, sums, strict=True):
+            p.grad = own.view(p.shape)
+        step()
+
+    optimizer.step = noised
+    return lambda x: Step.apply(root, x), optimizer
 
 
 def _opacus(model: nn.Module, optimizer: Any, loader: Any, method: str) -> tuple[Any, Any, Any, Any]:
