@@ -355,6 +355,24 @@ def test_what_is_made_of_numbers_that_were_taken_out_is_of_the_batch_however_it_
         assert engine.training.loss_kept == expected
 
 
+@pytest.mark.parametrize("rows", [0, 1, 4])
+def test_two_views_are_those_of_a_batch_of_any_size(rows):
+    """Under secret sampling what is refused would tell how large one is."""
+    watch = LossWatch()
+    x = watch.batch(torch.randn(rows, 3), rows, handed := object())
+    assert watch.batch_of(torch.cat([x, 2 * x]).chunk(2)) == (handed, True)
+    assert watch.batch_of(torch.cat([x, x, x]).split(max(1, rows))) == (handed, True)
+    out = watch.outputs(torch.randn(rows, 3, requires_grad=True) * 1, [x])
+    first, second = torch.cat([out, x]).chunk(2)
+    loss = (first - second).square().sum()
+    stacked = torch.cat([x, out])
+    loss = loss + (stacked[:rows] - stacked[rows:]).sum() + (stacked * torch.ones(2 * rows, 1)).sum()
+    if rows:
+        loss = loss + stacked.view(2, -1, 3).diff(dim=0).sum()
+    loss.backward()
+    assert watch.kept == ("proved" if rows else None)
+
+
 # -- the loop is asked ------------------------------------------------------------------------------------------------
 
 

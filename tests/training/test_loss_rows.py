@@ -269,6 +269,18 @@ PROVED = {
     "parts": lambda out, y, x, m: torch.cat([p.square().flatten(1).sum(1) for p in out.split(2, 1)]).sum() / len(y),
     "two views": lambda out, y, x, m: F.mse_loss(torch.cat([out[:, 0], out[:, 1]]), torch.cat([x[:, 0], x[:, 1]])),
     "two views, apart again": lambda out, y, x, m: F.mse_loss((z := torch.cat([out, x]))[:B], z[B:]),
+    "a list of one view": lambda out, y, x, m: F.mse_loss(torch.cat([out]), x),
+    "four views, apart again": lambda out, y, x, m: F.mse_loss(
+        *(torch.cat([torch.cat([out, 2 * out]), torch.cat([x, m[..., None] * x])]).chunk(4)[i] for i in (0, 3))
+    ),
+    "two of three views": lambda out, y, x, m: F.mse_loss(
+        (z := torch.cat([out, 2 * out, x])).split([B, 2 * B])[1], torch.cat([z[:B], z[:B]])
+    ),
+    "the other view, rolled": lambda out, y, x, m: F.mse_loss((z := torch.cat([out, x])).roll(B, 0), z),
+    "views by numbers": lambda out, y, x, m: F.mse_loss(
+        (z := torch.cat([out, x]))[torch.arange(B)], z[torch.arange(-B, 0)]
+    ),
+    "own product": lambda out, y, x, m: out.sigmoid().prod(2, keepdim=True).log().mean(),
     "two views, side by side": lambda out, y, x, m: torch.cat([out, x]).view(2, B, -1).diff(dim=0).square().mean(),
     "two views, real and fake": lambda out, y, x, m: F.binary_cross_entropy_with_logits(
         torch.cat([out[:, 0, 0], out[:, 1, 0]]), torch.arange(2 * B) // B * 1.0
@@ -483,6 +495,8 @@ REFUSED = {
     "of rows, and of what has the same shape": lambda out, y, x, m: (
         (square := out.flatten(1)[:, :B]).exp().sum(1) * square.T.exp().sum(1)
     ).mean(),
+    "a product of all": lambda out, y, x, m: out.sigmoid().prod().log(),
+    "a view, rolled by a row": lambda out, y, x, m: F.mse_loss((z := torch.cat([out, x])).roll(1, 0), z),
     "halves of two views": lambda out, y, x, m: (torch.cat([out, x])[B // 2 : -B // 2] * out).mean(),
     "two views and one": lambda out, y, x, m: (torch.cat([out, x])[::2] * out).mean(),
     "two views, each with all": lambda out, y, x, m: torch.pdist(torch.cat([out, x]).flatten(1)).mean(),

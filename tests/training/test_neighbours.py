@@ -516,11 +516,49 @@ OUTSIDE = {  # what the loop writes into a frozen parameter that is none of the 
 AGAIN = {  # a row of the batch in the place of several
     "an index": lambda x: x[torch.tensor([0, 0, 3, 0])],
     "one row": lambda x: x[[0, 0, 0, 0]],
+    "an index from the end": lambda x: x[[0, -4, 1, -3]],
     "stacked rows": lambda x: torch.stack([x[0], x[0], x[0], x[1]]),
     "joined rows": lambda x: torch.cat([x[i : i + 1] for i in (0, 0, 3, 0)]),
     "joined halves": lambda x: torch.cat([x[:2], x[:2]]),
     "without gradients": torch.no_grad()(lambda x: x[[0, 0, 3, 0]]),
 }
+
+
+class Alike(nn.Module):
+    """Rows whose gradients have one direction."""
+
+    def __init__(self, made):
+        super().__init__()
+        self.layer, self.made = nn.Linear(3, 3), made
+
+    def forward(self, x):
+        outputs = self.layer(torch.ones_like(x))
+        return self.made(outputs, x) + 1e-3 * outputs
+
+
+def product_of(outputs, x):
+    """Of 1e-30 and what is 0 in a row of large numbers alone: there is no gradient of it in floats, or one."""
+    one = outputs - outputs.detach() + 1e-30
+    return torch.stack([one, torch.where(x > 20, 0.0, 1e-30)], 1).prod(1) * 1e32
+
+
+def of_its_last_row(loop, outputs):
+    """A split of sizes that are those of single places, and of a row, over two rows."""
+    both = torch.stack([outputs[:, 0], loop.x[:, 2] * 100], 1).flatten().split([1, 2, 2, 2, 1])[1]
+    return both[0] * both[1] + (outputs[:, 1] * loop.x[:, 2] * 100)[0]
+
+
+def halves_of_a_batch(loop, outputs):
+    """As halves of two views, of which one is empty."""
+    parts = (torch.cat([torch.empty(0), one.T], 1).chunk(2, 1) for one in (outputs, 100 * loop.x))
+    (a, b), (c, _) = parts
+    return (a[0] * c[2] + b[0] * c[2]).sum()
+
+
+def not_numbers_of_all(loop, outputs):
+    return torch.nansum((outputs * ((loop.x[:, :1] - 30) / (loop.x[:, :1] - 30))).sum(0)) * 100
+
+
 INTO_ITSELF = {  # what `out=` leaves in a tensor of the batch
     "centred": lambda x: torch.sub(x, 9 * x.mean(0), out=x),
     "a product of matrices": lambda x: torch.mm(x @ x.T, x * 1, out=x),
@@ -528,6 +566,14 @@ INTO_ITSELF = {  # what `out=` leaves in a tensor of the batch
     "a copy": lambda x: torch.sub(x, 9 * x.mean(0), out=x * 1),
 }
 ATTACKS = {
+    "a product in the model": {"model": lambda: Alike(product_of), "loss": lambda loop, outputs: outputs.sum()},
+    "a product in the loss": {
+        "model": lambda: Alike(lambda outputs, x: outputs),
+        "loss": lambda loop, outputs: product_of(outputs, loop.x).sum(),
+    },
+    "a split over two rows": {"loss": of_its_last_row},
+    "an empty part of a cat": {"loss": halves_of_a_batch},
+    "nansum of a total": {"loss": not_numbers_of_all},
     **{f"outside: {name}": way for name, way in OUTSIDE.items()},
     **{f"given: {name}": {"before": lambda loop, make=make: setattr(loop, "given", make(loop.x))}
        for name, make in {**AGAIN, **INTO_ITSELF}.items()},

@@ -67,6 +67,7 @@ from anyorder.clipping.rows import (
     Total,
     has_secret_shape,
     keeps_memory,
+    product,
     repeats_rows,
     shape_text,
     unstacked,
@@ -992,8 +993,8 @@ class _Tape:
         if alone and state is not _NOT_FOLLOWED:  # one row couples nothing
             return "proved"
         if gradient is not None:
-            product: Any = self.call(torch.sum, (self.call(torch.mul, (loss, gradient), {}),), {})
-            number, state = product.number, self.states[product.number]
+            total: Any = self.call(torch.sum, (self.call(torch.mul, (loss, gradient), {}),), {})
+            number, state = total.number, self.states[total.number]
         if isinstance(state, (Coupled, Picked)):
             why = _words(state) if isinstance(state, Coupled) else "is of what a mask chose"
             raise ModelError(f"the loss couples examples: it {why}; {_CURE}")
@@ -1624,7 +1625,14 @@ def _of_gradients(tape: _Tape, func: Any, args: Any, kwargs: Any) -> None:
 
 
 _LABEL_NAMES = ("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction")
+
+
+def _of_product(tape: _Tape, func: Any, args: Any, kwargs: Any) -> Callable[..., Tensor]:
+    return product
+
+
 _SPECIAL: dict[Any, Callable[..., Any]] = {
+    torch.prod: _of_product, Tensor.prod: _of_product,
     F.cross_entropy: _of_labels, F.nll_loss: _of_labels,
     F.binary_cross_entropy: _of_probabilities, F.one_hot: _of_columns,
     F.triplet_margin_with_distance_loss: _of_distance,

@@ -30,6 +30,7 @@ from anyorder.clipping import torch_private as private
 from anyorder.clipping.kept_tensors import Made, Witness, check_own, note
 from anyorder.clipping.mapping import reparametrized
 from anyorder.clipping.norms import BLOCK, ConvolutionUse, DirectUse, EmbeddingUse, Geometry, LinearUse, Table, Use
+from anyorder.clipping.rows import product
 from anyorder.clipping.torch_private import pytree
 from anyorder.errors import ArgumentError, ModelError
 
@@ -848,8 +849,12 @@ class Reading(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+def _prod(tracer: Tracer, func: Any, *args: Any, **kwargs: Any) -> Any:
+    return NotImplemented if "out" in kwargs else product(*args, **kwargs)
+
+
 RULES: dict[Any, Callable[..., Any]] = {
-    F.linear: _linear,
+    F.linear: _linear, torch.prod: _prod, Tensor.prod: _prod,
     torch.matmul: _matmul, Tensor.matmul: _matmul, Tensor.__matmul__: _matmul, torch.mm: _matmul, Tensor.mm: _matmul,
     torch.addmm: _addmm,
     torch.conv1d: _convolution, torch.conv2d: _convolution, torch.conv3d: _convolution,

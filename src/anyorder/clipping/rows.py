@@ -291,7 +291,9 @@ def _reduced(call: AtenCall, results: Sequence[Tensor]) -> State:
     state, linear = call.states[0], call.name in ("sum", "mean", "nansum")
     dims = call.dims()
     if isinstance(state, Total):
-        return TOTAL if linear else _coupled(f"{call.name} of a sum over the batch")
+        return TOTAL if call.name in ("sum", "mean") else _coupled(f"{call.name} of a sum over the batch")
+    if call.name == "prod":  # of which `product` takes the place
+        return _coupled("prod, on whose way back a zero in one row changes the formula for all")
     if isinstance(state, Picked):
         if call.name == "sum":
             return state if dims is not None and 0 not in dims else TOTAL
@@ -310,6 +312,8 @@ def _along(call: AtenCall, results: Sequence[Tensor]) -> State:
     if isinstance(state, ByRow):
         if dims is not None and state.dim in dims and call.name in ("flip", "roll") and state.inner == 1:
             by = sum(n for n, d in zip(call.values.get("shifts", ()), dims, strict=False) if d == state.dim)
+            if (views := _views(state.axis)) and by and by * views % (call.tensors[0].shape[state.dim] or 1) == 0:
+                return state  # each view in the place of another
             return state._replace(axis=(*state.axis, (call.name, by)))  # other places
         return _coupled(call.name) if dims is None or state.dim in dims else state
     if isinstance(state, Picked):
@@ -331,6 +335,20 @@ def _behind(count: int) -> Callable[..., State]:
         return ranks[0][1] if len({s for _, s in ranks}) == 1 else _coupled(call.name)
 
     return rule
+
+
+def product(input: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    """`torch.prod`, as the last of cumulated products.
+
+    On the way back of `prod` a zero anywhere in the batch changes the formula for all rows, and so their gradients
+    where numbers leave the range of floats. That of `cumprod` gives a row without zeros the same gradient either way.
+    """
+    if dim is None:
+        input, dim = input.flatten(), 0
+    if not input.dim() or not input.shape[dim]:
+        return torch.ops.aten.prod.dim_int(input, dim, keepdim, dtype=dtype)  # type: ignore[no-any-return]
+    steps = input.cumprod(dim, dtype=dtype)
+    return steps.narrow(dim, -1, 1) if keepdim else steps.select(dim, -1)
 
 
 # -- views and what moves numbers about ------------------------------------------------------------------------------
@@ -358,15 +376,18 @@ def reshaped(state: ByRow, old: Sequence[int], new: Sequence[int]) -> State:
     With P numbers before the rows' dimension and blocks of `inner * prod(old[dim + 1:])` for each row, the new shape
     has the rows along d if prod(new[:d]) == P and what stands behind d divides a block.
     """
+    views, dim = _views(state.axis), state.dim
+    if views and len(new) > len(old) and new[dim] == views and new[dim + 1] * views == old[dim]:  # apart again
+        return ByRow(state.axis[:-1], dim + 1, state.inner)
     before, block = prod(old[: state.dim]), state.inner * prod(old[state.dim + 1 :])
     rows = old[state.dim] // state.inner
     for d, size in enumerate(new):
         behind = prod(new[d + 1 :])
         if prod(new[:d]) == before and behind and block % behind == 0 and size == rows * (block // behind):
             return ByRow(state.axis, d, block // behind)
-    if views := _views(state.axis):  # apart again
-        apart = *old[: state.dim], views, old[state.dim] // views, *old[state.dim + 1 :]
-        return reshaped(ByRow(state.axis[:-1], state.dim + 1, state.inner), apart, new)
+    if views:  # apart again, and of another shape
+        apart = *old[:dim], views, old[dim] // views, *old[dim + 1 :]
+        return reshaped(ByRow(state.axis[:-1], dim + 1, state.inner), apart, new)
     return NoRule("a view that takes places of several rows together")
 
 
@@ -422,6 +443,8 @@ def _sliced(call: AtenCall, state: ByRow, result: Tensor) -> Any:
     if dim != state.dim or result.shape[dim] == size:
         return state.dim
     start, end, step = slice(call.values["start"], call.values["end"], call.values["step"]).indices(size)
+    if (whole := _whole_views(state, start, end, step, size)) is not None:  # also where a batch has one row
+        return whole
     if start < end and start // state.inner == (end - 1) // state.inner:
         return OfRow(state.axis, start // state.inner, size // state.inner)
     return _part(state, start, end, step, size)
@@ -441,7 +464,10 @@ def _split(call: AtenCall, results: Sequence[Tensor]) -> Any:
     places = call.tensors[0].shape[dim]
     sizes = [1 if call.name == "unbind" else r.shape[dim] for r in results]
     ends = list(itertools.accumulate(sizes))
-    if sizes and set(sizes) <= {1, state.inner} and all(state.inner % n == 0 for n in sizes):
+    views = [_whole_views(state, e - n, e, 1, places) for e, n in zip(ends, sizes, strict=True)]
+    if call.name != "unbind" and views and None not in views:
+        return views
+    if sizes and all(n and (e - n) // state.inner == (e - 1) // state.inner for e, n in zip(ends, sizes, strict=True)):
         return [OfRow(state.axis, (e - 1) // state.inner, places // state.inner) for e in ends]
     return [_part(state, e - n, e, 1, places) for e, n in zip(ends, sizes, strict=True)]
 
@@ -456,11 +482,22 @@ def unstacked(axis: tuple[Any, ...]) -> tuple[Any, ...]:
     return unstacked(axis[:-1]) if _views(axis) else axis
 
 
+def _whole_views(state: ByRow, start: int, end: int, step: int, size: int) -> ByRow | None:
+    """One of the views, or several; None for anything else. No batch is empty here: `_concatenated` stacks none."""
+    one = size // (_views(state.axis) or 1)
+    if not _views(state.axis) or step != 1 or start >= end or start % one or end % one:
+        return None
+    return state._replace(axis=_stacked(state.axis[:-1], (end - start) // one))
+
+
+def _stacked(axis: tuple[Any, ...], views: int) -> tuple[Any, ...]:
+    return axis if views == 1 else (*axis, ("stack", views))
+
+
 def _part(state: ByRow, start: int, end: int, step: int, size: int) -> State:
-    """A part of what has so many places along the rows: one of the views, or some of the rows."""
-    views = _views(state.axis)
-    if views and step == 1 and (end - start) * views == size and start % (end - start) == 0:
-        return state._replace(axis=state.axis[:-1])
+    """Some of the rows of what has so many places along them."""
+    if not size:  # of none, none: as of any batch
+        return state
     if state.inner > 1:
         return NoRule("a part of rows and places")
     return state._replace(axis=(*state.axis, (start, end, step)))
@@ -472,16 +509,23 @@ def _concatenated(call: AtenCall, results: Sequence[Tensor]) -> State:
     if any(isinstance(s, Total) for _, s in parts):
         whole = all(s is None or isinstance(s, Total) for _, s in parts)
         return TOTAL if whole else _coupled(f"{call.name} of a sum over the batch with rows")
-    places = {s for _, s in parts}
-    if None in places:
-        (rows,) = {s for s in places if isinstance(s, ByRow)} if len(places) == 2 else {None}
-        own = {t.shape[rows.dim] for t, s in parts if s is not None} if rows else set()
-        places = {rows} if rows and {t.shape[rows.dim] for t, _ in parts if t.dim() > rows.dim} == own else places
-    if len(places) != 1 or not isinstance(state := next(iter(places)), ByRow):
+    parts = [(t, s) for t, s in parts if call.name == "stack" or t.dim() == results[0].dim()]  # cat skips (0,)
+    rows = [(t, s) for t, s in parts if isinstance(s, ByRow)]
+    if not rows or any(not (s is None or isinstance(s, ByRow)) for _, s in parts):
         return NoRule(call.name)
-    if call.name == "stack":
-        return state._replace(dim=state.dim + (dim <= state.dim))
-    return state._replace(axis=(*state.axis, ("stack", len(parts)))) if dim == state.dim else state
+    state = rows[0][1]
+    if call.name == "stack" or dim != state.dim:
+        if any(s != state for _, s in rows) or len({t.shape[state.dim] for t, _ in parts}) > 1:
+            return NoRule(call.name)
+        return state._replace(dim=state.dim + (call.name == "stack" and dim <= state.dim))
+    state = state._replace(axis=unstacked(state.axis))
+    sizes = {t.shape[dim] // (_views(s.axis) or 1) for t, s in rows}  # of one view
+    one = sizes.pop()
+    if sizes or any(s._replace(axis=unstacked(s.axis)) != state for _, s in rows):
+        return NoRule(call.name)
+    if any(t.shape[dim] % one if one else t.shape[dim] for t, _ in parts):
+        return NoRule(call.name)
+    return state._replace(axis=_stacked(state.axis, results[0].shape[dim] // one)) if one else state
 
 
 # -- lookups ---------------------------------------------------------------------------------------------------------
@@ -538,10 +582,11 @@ def _indexed(call: AtenCall, results: Sequence[Tensor]) -> State:
         return state._replace(dim=state.dim + moved) if constant else _coupled("index by the labels of other rows")
     if given[0][0] != state.dim or state.inner != 1 or call.state_of(at_rows[0]) is not None:
         return _coupled("index along the batch")
+    size = x.shape[state.dim]
     taken = at_rows[0].flatten().tolist()  # a public constant: its numbers are no one's
-    if taken != list(range(x.shape[state.dim])):
+    if taken != list(range(size)):
         alone = len(given) == 1 and at_rows[0].dim() == 1
-        return _taken(state, taken, x.shape[state.dim]) if alone else _coupled("index along the batch")
+        return _taken(state, taken, size) if alone else _coupled("index along the batch")
     along = [d for d, size in enumerate(at_rows[0].shape) if size == len(taken)]
     if not along:  # rows side by side
         return NoRule("index along the batch")
@@ -553,7 +598,11 @@ def _indexed(call: AtenCall, results: Sequence[Tensor]) -> State:
 
 def _taken(state: ByRow, rows: list[int], size: int) -> ByRow:
     """These rows of what has so many, in this order."""
-    return state if rows == list(range(size)) else state._replace(axis=(*state.axis, ("index", *rows)))
+    rows = [r % size for r in rows] if size else rows
+    if rows and rows == list(range(rows[0], rows[-1] + 1)):
+        whole = state if len(rows) == size else _whole_views(state, rows[0], rows[-1] + 1, 1, size)
+        return whole or state._replace(axis=(*state.axis, (rows[0], rows[-1] + 1, 1)))
+    return state._replace(axis=(*state.axis, ("index", *rows))) if rows or size else state
 
 
 def repeats_rows(state: ByRow) -> bool:
