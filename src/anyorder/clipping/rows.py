@@ -474,7 +474,7 @@ def _split(call: AtenCall, results: Sequence[Tensor]) -> Any:
 
 def _views(axis: tuple[Any, ...]) -> int:
     """How many views stand one below the other; 0 where none do."""
-    return int(axis[-1][1]) if len(axis) > 1 and axis[-1][0] == "stack" else 0
+    return int(axis[-1][1]) if isinstance(axis[-1], tuple) and axis[-1][0] == "stack" else 0
 
 
 def unstacked(axis: tuple[Any, ...]) -> tuple[Any, ...]:
