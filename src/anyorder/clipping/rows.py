@@ -377,10 +377,11 @@ def reshaped(state: ByRow, old: Sequence[int], new: Sequence[int]) -> State:
     has the rows along d if prod(new[:d]) == P and what stands behind d divides a block.
     """
     views, dim = _views(state.axis), state.dim
-    if views and len(new) > len(old) and new[dim] == views and new[dim + 1] * views == old[dim]:  # apart again
+    before, block = prod(old[:dim]), state.inner * prod(old[dim + 1 :])
+    rows = old[dim] // state.inner
+    leads = prod(new[:dim]), *new[dim : dim + 2]
+    if views and len(new) > len(old) and leads == (before, views, old[dim] // views):  # the views apart again
         return ByRow(state.axis[:-1], dim + 1, state.inner)
-    before, block = prod(old[: state.dim]), state.inner * prod(old[state.dim + 1 :])
-    rows = old[state.dim] // state.inner
     for d, size in enumerate(new):
         behind = prod(new[d + 1 :])
         if prod(new[:d]) == before and behind and block % behind == 0 and size == rows * (block // behind):
