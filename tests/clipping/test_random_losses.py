@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 
 import random_losses
+import random_places
 
 FOUND = (2082, 2260, 3155, 3872, 5115, 9397, 11697, 12165)
 """Where rules once said what was not so: margins of one example, products added to rows, writes through views."""
@@ -31,3 +32,10 @@ def test_what_is_said_of_rows_that_are_written_at_constant_places_is_so():
         assert wrong is None
         total += seen
     assert min(total["ByRow"], total["Coupled"]) > 24
+
+
+def test_what_is_said_of_where_rows_stand_is_so():
+    """Of 200 000 programs none was wrong; of 20 000 one, before the last fault of views that are taken apart."""
+    found = [random_places.wrong(seed) for seed in range(1500)]
+    assert [bad for bad, _ in found if bad] == []
+    assert sum(stacked for _, stacked in found) > 200
