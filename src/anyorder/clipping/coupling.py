@@ -1036,6 +1036,8 @@ class _Tape:
         copies = size if by_one or any(_counts_rows(c, size) for c in calls) else 1
         if by_row and self.followed_data:  # constants, one for each row, or of that shape by chance
             by_row, copies = [], size
+        if any(t.dim() and len(t) > size and not len(t) % size for t in map(self.operands.__getitem__, operands)):
+            copies = size  # one for each row of several views
         leaves = [r.tensor if r.port is None else r.tensor.detach().requires_grad_() for r in roots]
 
         def row(*rows: Tensor) -> Tensor:
