@@ -36,6 +36,6 @@ def test_what_is_said_of_rows_that_are_written_at_constant_places_is_so():
 
 def test_what_is_said_of_where_rows_stand_is_so():
     """A fault of views that are taken apart shows in one of 20 000: `python tests/random_places.py 0 100000`."""
-    found = [random_places.wrong(seed) for seed in range(1500)]
+    found = [random_places.wrong(seed) for seed in (159728, *range(1500))]  # the first joins parts without numbers
     assert [bad for bad, _ in found if bad] == []
     assert sum(stacked for _, stacked in found) > 200

@@ -212,7 +212,7 @@ def _joined_rows(call: AtenCall, result: Tensor) -> State:
         return TOTAL if all(s.sized for s in rows) else NoRule(call.name)
     if not all(s.sized for s in rows):
         return Picked(axis) if dim == 0 and call.name == "cat" else NoRule(call.name)
-    if len(places) > 1:
+    if len(places) > 1 or 0 in places:
         return TOTAL
     taken = [s.row for s in rows]
     axis = axis if taken == list(range(size)) else (*axis, ("index", *taken))
@@ -384,7 +384,7 @@ def reshaped(state: ByRow, old: Sequence[int], new: Sequence[int]) -> State:
         return ByRow(state.axis[:-1], dim + 1, state.inner)
     for d, size in enumerate(new):
         behind = prod(new[d + 1 :])
-        if prod(new[:d]) == before and behind and block % behind == 0 and size == rows * (block // behind):
+        if prod(new[:d]) == before and behind and block and block % behind == 0 and size == rows * (block // behind):
             return ByRow(state.axis, d, block // behind)
     if views:  # apart again, and of another shape
         apart = *old[:dim], views, old[dim] // views, *old[dim + 1 :]
