@@ -109,6 +109,7 @@ def _bare(model: nn.Module, optimizer: Any) -> tuple[Any, Any]:
     stream = NoiseStream(Independent(10**6), NoiseSource(os.urandom(32)), 1.0, sum(sizes))
     root = torch.zeros((), requires_grad=True)
     sums: list[Tensor] = []
+    rows = 1
 
     class Step(torch.autograd.Function):
         @staticmethod
@@ -123,19 +124,21 @@ def _bare(model: nn.Module, optimizer: Any) -> tuple[Any, Any]:
 
         @staticmethod
         def backward(ctx: Any, *gradients: Tensor) -> Any:
+            nonlocal rows
             (g,) = gradients
+            rows = len(g)
             sums[:] = torch.empty(sum(sizes)).split_with_sizes(sizes)
             parts: list[Any] = []
             for i, a in reversed([*enumerate(ctx.saved_tensors)]):
                 parts += [(a, g, sums[2 * i].view(layers[i].weight.shape)), (None, g, sums[2 * i + 1])]
                 g = torch.ops.aten.threshold_backward(g @ layers[i].weight, a, 0) if i else g
-            native.clip(parts, float(len(g)), 1.0, 2.0**30)
+            native.clip(parts, float(rows), 1.0, 2.0**30)
             return None, None
 
     step = optimizer.step
 
     def noised() -> None:
-        stream.add_to([sums[0]._base], 1 / 32)
+        stream.add_to([sums[0]._base], 1 / rows)
         for p, own in zip(parameters, sums, strict=True):
             p.grad = own.view(p.shape)
         step()

@@ -1935,12 +1935,15 @@ _TAKES = {Tensor.item, Tensor.tolist}
 
 def _seen(watched: Any, by_value: bool) -> None:
     """The loop is given a Python value of a tensor, or its size."""
-    tape, number = _place(watched) if type(watched) is _Watched else (None, -1)
-    if tape is None and type(watched) is _Watched:  # made of numbers that were taken out, as perhaps its size
+    if type(watched) is not _Watched:
+        return
+    tape, number = _place(watched)
+    if tape is None:  # made of numbers that were taken out, as perhaps its size
         _all_saw()
-    if tape is not None and tape.is_shown:
+        return
+    if tape.is_shown:
         tape.watch.was_seen |= by_value
-    if tape is not None and not tape.closed:
+    if not tape.closed:
         state = tape.states[number]
         secret = has_secret_shape(state) or (isinstance(state, Coupled) and state not in (_OF_BATCH, _LOOKED))
         tape.watch.was_seen |= secret or (by_value and state is not None)
@@ -2365,9 +2368,10 @@ def _run_unseen(name: str, run: Callable[[], Any], given: Any) -> Any:
     talks = name.startswith(private.TALK)
     if talks and "object" not in name:  # as gradients are added up: the group and its options are looked at by nobody
         given = [one for one in given[0] if isinstance(one, (list, tuple, Tensor))]
-    tensors = [leaf for leaf in flat(given) if isinstance(leaf, Tensor)]
+    leaves = flat(given)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     tapes = [_place(tensor)[0] for tensor in tensors if type(tensor) is _Watched]
-    if not tapes and not any(isinstance(leaf, _TakenOut) for leaf in flat(given)):
+    if not tapes and not any(isinstance(leaf, _TakenOut) for leaf in leaves):
         return run()
     tapes = tapes or [None]  # as what is made of numbers that were taken out
     if any(tape is not None and not tape.closed for tape in tapes):
@@ -2386,7 +2390,10 @@ def _run_unseen(name: str, run: Callable[[], Any], given: Any) -> Any:
     for one in (one for tensor in outside for one in (tensor, tensor._base) if one is not None):
         _of_earlier_too(tapes[0], one)
     if unseen or (isinstance(made, Tensor) and made.is_nested):
-        _keep_line(True) if tensors else _all_saw()
+        if tensors:
+            _keep_line(True)
+        else:
+            _all_saw()
     return _as_earlier(tapes[0], made) if isinstance(made, Tensor) and not made.is_nested else made
 
 

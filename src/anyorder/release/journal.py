@@ -238,9 +238,7 @@ class Journal:
                 "start a new run"
             )
         self._log.end = len(self._head)
-        end = len(
-            data.rstrip(b"\0")
-        )  # zeros behind it are what a loss of power leaves, but for those of a whole record
+        end = len(data.rstrip(b"\0"))  # zeros behind it are what a loss of power leaves; a whole record may end in some
         end = min(len(data), end + (self._log.end - end) % _RECORD.size)
         while self._log.end + _RECORD.size <= len(data) and self._log.end < end:
             kind, number, content, when, checksum = _RECORD.unpack_from(data, self._log.end)

@@ -64,7 +64,7 @@ from anyorder.sampling.shapes import (
 
 # -- which batch goes into the model -----------------------------------------------------------------------------------
 
-# Which batch goes into the model: recognised by the memory of its tensors, not by when it was handed out.
+# It is recognised by the memory of its tensors, not by when it was handed out.
 #
 # A step names the units of the batch that the model is called on. What a loader hands out is noted here (`add`), and
 # what the model is given is looked up (`find`): it is a batch whose memory it shares, row for row; else the one batch
